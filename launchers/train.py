@@ -1,0 +1,74 @@
+"""Trains one recipe in this process: one worker of the cluster that TF_CONFIG describes, or alone.
+
+    tflb-train --config=fashion_mnist_lars_b1k --workdir=runs/first
+    tflb-train --config=my_recipe.yaml --set epochs=3 --set optimizer.momentum=0.95 --dry_run
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from tf_largebatch import command_line, config, preflight
+from tf_largebatch.distribution import batch_split, cluster
+from tf_largebatch.supervisor.gpus import visible_gpus
+from tf_largebatch.validation import InputError
+
+FLAGS = flags.FLAGS
+# allow_override: launchers share these names, and tests import several into one process.
+flags.DEFINE_string("config", None, "Recipe: a YAML file, or the name of a shipped config.", allow_override=True)
+flags.DEFINE_multi_string("set", [], "Override, as key.subkey=value; may be repeated.", allow_override=True)
+flags.DEFINE_string("workdir", None, "Folder for results; by default runs/NAME-OF-RECIPE.", allow_override=True)
+flags.DEFINE_bool("overwrite", False, "Replace a finished run in --workdir.", allow_override=True)
+flags.DEFINE_bool("dry_run", False, "Print the resolved recipe and the batch split; train nothing.", allow_override=True)
+flags.DEFINE_integer(
+    "cpu_devices", 1, "Logical CPU devices, one replica each: tries a split without GPUs.", lower_bound=1
+)
+
+
+def main(argv: list[str]) -> None:
+    if argv[1:]:
+        raise InputError(f"unexpected argument {argv[1]!r}; recipes are given with --config.")
+    if FLAGS.config is None:
+        raise InputError("--config is missing: a YAML file, or the name of a shipped config.")
+    # The folder the user stands in may hold the network or data set that the recipe names.
+    sys.path.append(os.getcwd())
+    recipe = config.load(FLAGS.config, FLAGS.set)
+    this_cluster = cluster.from_environment(os.environ)
+    workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
+    preflight.check(recipe)
+    preflight.check_workdir(workdir, FLAGS.overwrite)
+    devices = len(visible_gpus(os.environ)) or (FLAGS.cpu_devices if this_cluster.num_workers == 1 else 1)
+    split = batch_split.split(recipe.global_batch_size, this_cluster.num_workers, devices)
+    if FLAGS.dry_run:
+        print(recipe.to_yaml() + f"\nglobal batch: {split}\nworkdir: {workdir}")
+        print(f"TF_CONFIG: {this_cluster.tf_config() or 'none, one process'}")
+        return
+    if this_cluster.is_chief:
+        logging.set_verbosity(logging.INFO)
+
+    from tf_largebatch import training
+    from tf_largebatch.distribution import strategies
+
+    if FLAGS.cpu_devices > 1:
+        strategies.set_logical_cpus(FLAGS.cpu_devices)
+    result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite)
+    if this_cluster.is_chief:
+        print(
+            f"test accuracy {result['test_accuracy']:.4f}, loss {result['test_loss']:.4f}; "
+            f"{result['images_per_second']:.0f} images per second over {split.replicas} replicas\n"
+            f"results: {workdir}/{preflight.RESULT_FILE}\n"
+            f"curves:  tensorboard --logdir {workdir}/tensorboard"
+        )
+
+
+def run() -> None:
+    """The console command tflb-train."""
+    command_line.run(main, FLAGS, sys.modules[__name__])
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,120 @@
+"""The seam between the two Kerases; no other file knows that there are two.
+
+TensorFlow 2.16 and later give Keras 3 as `tensorflow.keras`. TensorFlow 2.15, and tf_keras under
+`TF_USE_LEGACY_KERAS=1`, give Keras 2. Their optimizer base classes differ in constructor, state,
+variable index, arity of `update_step` and variable names; `Optimizer` below hides all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tf_largebatch.validation import InputError
+
+if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
+    raise InputError(f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}, but tf_largebatch trains with 'tensorflow'.")
+try:
+    import tensorflow as tf
+    from tensorflow import keras
+except ImportError as failure:
+    raise ImportError(
+        "tf_largebatch needs TensorFlow, which it does not install by itself: "
+        "pip install 'tf_largebatch[tensorflow]' (or [cuda], [tpu], [addons])."
+    ) from failure
+
+KERAS_3 = hasattr(keras, "ops")
+if KERAS_3 and keras.config.backend() != "tensorflow":
+    raise InputError(f"Keras is set to the backend {keras.config.backend()!r}, but tf_largebatch needs 'tensorflow'.")
+
+register = keras.utils.register_keras_serializable(package="tf_largebatch")
+
+
+def keras_version() -> str:
+    """Version of the Keras in use, such as "3.15.1" or "2.15.0"."""
+    if KERAS_3:
+        return keras.version()
+    # `tensorflow.keras` of Keras 2 has no version of its own; its classes know their package.
+    package = keras.Model.__module__.partition(".")[0]
+    return __import__(package).__version__
+
+
+def set_precision(precision: str) -> None:
+    """Sets the dtype of variables and of computation: "float32", "float64" or "mixed_bfloat16"."""
+    keras.backend.set_floatx("float64" if precision == "float64" else "float32")
+    keras.mixed_precision.set_global_policy(precision)
+
+
+def variable_path(variable: Any) -> str:
+    """A variable's name with its layers, such as "block_1/conv/kernel"."""
+    return getattr(variable, "path", None) or variable.name.partition(":")[0]
+
+
+class Optimizer(keras.optimizers.Optimizer):
+    """Base of this package's optimizers, the same on both Kerases.
+
+    A subclass implements `create_state(variables)`, called once, and
+    `update(index, gradient, variable, learning_rate)`, called in each replica with the reduced
+    gradient; `index` is the variable's place in what `create_state` was given.
+    """
+
+    def __init__(self, learning_rate: Any, name: str, **kwargs: Any):
+        if isinstance(learning_rate, (int, float)):
+            learning_rate = float(learning_rate)
+        elif isinstance(learning_rate, dict):
+            learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
+        # A base class that knew of a decay would apply it as well, outside the update rule.
+        kwargs["weight_decay"] = None
+        if KERAS_3:
+            super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        else:
+            super().__init__(name=name, **kwargs)
+            self._learning_rate = self._build_learning_rate(learning_rate)
+
+    def create_state(self, variables: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def update(self, index: int, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+        raise NotImplementedError
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the optimizer's variables, once; Keras calls it before the first update."""
+        # Keras 2 calls it again at every update.
+        if getattr(self, "_state_created", False):
+            return
+        super().build(variables)
+        self.create_state(variables)
+        self._state_created = True
+        self._built = True
+
+    def slots(self, variables: Sequence[Any], name: str) -> list[tf.Variable]:
+        """One zero variable for each of `variables`, of its shape and dtype, as plain TF variables."""
+        created = [self.add_variable_from_reference(variable, name) for variable in variables]
+        return [slot.value for slot in created] if KERAS_3 else created
+
+    def update_step(self, gradient: Any, variable: tf.Variable, learning_rate: Any = None) -> None:
+        if KERAS_3:
+            index = self._get_variable_index(variable)
+        else:
+            index = self._index_dict[self._var_key(variable)]
+            learning_rate = self.learning_rate
+        self.update(index, gradient, variable, tf.convert_to_tensor(learning_rate))
+
+    def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
+        """Refused: Keras's method excludes variables from a decay of its own, which is off here."""
+        raise InputError(f"{type(self).__name__}: give exclude_from_weight_decay to the constructor.")
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        if not KERAS_3:
+            # Keras 2 leaves the rate to its subclasses.
+            config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
+        return config
+
+    def current_learning_rate(self) -> float:
+        """The rate of the coming update."""
+        schedule = self._learning_rate
+        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+            return float(schedule(self.iterations))
+        return float(self.learning_rate)

@@ -1,0 +1,52 @@
+"""How every launcher starts and ends: absl's `app.run` with this project's exit codes.
+
+0 done; 1 the run failed; 2 the user's input is wrong, said in one sentence.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from absl import app
+
+from tf_largebatch.validation import InputError
+
+
+def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) -> None:
+    """Parses the command line and calls `main(arguments)`; does not return.
+
+    Args:
+      main: gets the program name and the arguments that are no flags; may return an exit code.
+      flag_values: absl's FLAGS.
+      module: the launcher's module, whose flags `--help` lists.
+    """
+    program = Path(module.__file__).stem
+
+    def refuse(failure: Exception) -> None:
+        print(f"{program}: {failure}", file=sys.stderr)
+        sys.exit(2)
+
+    def parse(argv: list[str]) -> list[str]:
+        # absl lists the flags of the file that was started, and of a console command that is a
+        # stub of pip's.
+        for flag in flag_values.get_flags_for_module(module):
+            flag_values.register_key_flag_for_module(argv[0], flag)
+        try:
+            return flag_values(argv)
+        except Exception as failure:  # absl's flags.Error, which this package does not import
+            if "absl.flags" not in type(failure).__module__:
+                raise
+            refuse(failure)
+            raise
+
+    def guarded(argv: list[str]) -> int | None:
+        try:
+            return main(argv)
+        except InputError as failure:
+            refuse(failure)
+            raise
+
+    app.run(guarded, flags_parser=parse)

@@ -1,0 +1,214 @@
+"""The recipe: what a training run computes, read from YAML, checked before TensorFlow loads.
+
+A recipe says nothing about machines: how its global batch is cut up is the cluster's business
+(`distribution/batch_split.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
+
+from tf_largebatch.validation import (
+    Fraction,
+    InputError,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    fault_of_value,
+    nearest,
+    unknown,
+)
+
+_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Schedule:
+    """Learning rate over global steps: a linear warm-up, then polynomial decay to the last step.
+
+    `decay_from` is where the decay begins to count: "warmup_end" as the papers' TPU code has it,
+    or "start" as both Caffe releases have it (the rate is then below the peak after the warm-up).
+    """
+
+    peak_learning_rate: PositiveFloat
+    warmup_epochs: NonNegativeFloat = 0.0
+    warmup_start_rate: NonNegativeFloat = 0.0
+    decay_power: PositiveFloat = 2.0
+    decay_from: Literal["start", "warmup_end"] = "warmup_end"
+    end_learning_rate: NonNegativeFloat = 0.0
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Lars:
+    """Arguments of `tf_largebatch.LARS`; its docstring says what each does."""
+
+    name: Literal["lars"]
+    trust_coefficient: PositiveFloat = 0.001
+    momentum: Fraction = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegativeFloat = 0.0
+    epsilon: NonNegativeFloat = 0.0
+    exclude_from_weight_decay: tuple[str, ...] | None = None
+    exclude_from_layer_adaptation: tuple[str, ...] | None = None
+    excluded_lr_multiplier: NonNegativeFloat = 1.0
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Sgd:
+    """Momentum SGD as the papers' baseline has it: weight decay is part of the gradient."""
+
+    name: Literal["sgd"]
+    momentum: Fraction = 0.9
+    nesterov: bool = False
+    weight_decay: NonNegativeFloat = 0.0
+    exclude_from_weight_decay: tuple[str, ...] | None = None
+
+
+OPTIMIZERS = {"lars": Lars, "sgd": Sgd}
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Recipe:
+    """One training run, complete: the same run on any cluster.
+
+    `network` and `dataset` name a module of this package (`small_cnn`, `fashion_mnist`) or a
+    function of yours (`my_pkg.models:build`, `my_pkg.data:load`); `network_options` and
+    `dataset_options` are that function's keyword arguments.
+    """
+
+    name: str
+    network: str
+    dataset: str
+    global_batch_size: PositiveInt
+    epochs: PositiveInt
+    optimizer: Annotated[Lars | Sgd, Field(discriminator="name")]
+    schedule: Schedule
+    network_options: dict[str, Any] = Field(default_factory=dict)
+    dataset_options: dict[str, Any] = Field(default_factory=dict)
+    seed: NonNegativeInt = 0
+    precision: Literal["float32", "float64", "mixed_bfloat16"] = "float32"
+    evaluate_every_epochs: NonNegativeInt = 1
+    log_every_steps: PositiveInt = 1
+
+    def to_yaml(self) -> str:
+        """This recipe with every value in force, as YAML that `load` reads back."""
+        # YAML's safe dialect has no tuples: they are written as lists.
+        plain = asdict(self, dict_factory=lambda pairs: {k: _as_list(v) for k, v in pairs})
+        return yaml.safe_dump(plain, sort_keys=False)
+
+
+def load(source: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
+    """Reads a recipe and applies dotted overrides.
+
+    Args:
+      source: path of a YAML file, or the name of a shipped config.
+      overrides: such as `["epochs=3", "optimizer.momentum=0.95"]`; each value is YAML.
+
+    Raises:
+      InputError: the file is missing or no YAML mapping; a key, type or range is wrong.
+    """
+    path = find(source)
+    tree = _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    if not isinstance(tree, dict):
+        raise InputError(f"{path}: a recipe is a YAML mapping of keys to values, not {tree!r:.60}.")
+    for override in overrides:
+        _override(tree, override)
+    return from_dict(tree, where=str(path))
+
+
+def from_dict(tree: dict[str, Any], where: str = "recipe") -> Recipe:
+    """Checks a mapping and freezes it into a `Recipe`; `where` opens every error message."""
+    try:
+        recipe = Recipe(**{str(key): value for key, value in tree.items()})
+    except ValidationError as failure:
+        sentence = _sentence(failure.errors(include_url=False)[0])
+        raise InputError(f"{where}: {sentence}.") from None
+    schedule = recipe.schedule
+    if schedule.warmup_epochs >= recipe.epochs:
+        raise InputError(
+            f"{where}: schedule.warmup_epochs is {schedule.warmup_epochs}, but must be less than "
+            f"epochs ({recipe.epochs})."
+        )
+    for key in ("warmup_start_rate", "end_learning_rate"):
+        if getattr(schedule, key) > schedule.peak_learning_rate:
+            raise InputError(
+                f"{where}: schedule.{key} is {getattr(schedule, key)}, but must be at most "
+                f"schedule.peak_learning_rate ({schedule.peak_learning_rate})."
+            )
+    return recipe
+
+
+def shipped_configs() -> Path:
+    """The folder of the configs that come with this package."""
+    package = Path(__file__).resolve().parent
+    # Installed, the folder is mapped into the package (setup.cfg); in a checkout it lies beside it.
+    installed, checkout = package / "configs", package.parent / "configs"
+    return installed if installed.is_dir() else checkout
+
+
+def find(source: str) -> Path:
+    """The file that `source` means: a path as it stands, else the name of a shipped config."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.yaml"))}
+    name = source.removesuffix(".yaml")
+    if name in shipped:
+        return shipped[name]
+    raise InputError(
+        f"--config: {source!r} is neither a file nor a shipped config{nearest(name, shipped)}; "
+        f"shipped are {', '.join(shipped)}."
+    )
+
+
+def _parse(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as failure:
+        raise InputError(f"{where}: this is not YAML: {' '.join(str(failure).split())}.") from None
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    keys, equals, value = override.partition("=")
+    *parents, last = keys.split(".")
+    if not equals or not all([*parents, last]):
+        raise InputError(f"--set {override!r} must have the form key=value or key.subkey=value.")
+    for depth, key in enumerate(parents, start=1):
+        if tree.get(key) is None:
+            tree[key] = {}
+        tree = tree[key]
+        if not isinstance(tree, dict):
+            raise InputError(f"--set {override!r}: {'.'.join(parents[:depth])} is {tree!r} and has no keys.")
+    tree[last] = _parse(value, f"--set {override!r}")
+
+
+def _sentence(fault: dict[str, Any]) -> str:
+    place = [str(part) for part in fault["loc"]]
+    owner: type = Recipe
+    if len(place) > 1 and place[0] == "optimizer":
+        # pydantic puts the union's tag ("lars") into the place; it is not a key of the file.
+        owner = OPTIMIZERS[place.pop(1)]
+    elif len(place) > 1 and place[0] == "schedule":
+        owner = Schedule
+    key = ".".join(place)
+    if fault["type"] == "unexpected_keyword_argument":
+        names = [field.name for field in fields(owner)]
+        return f"unknown key {key!r}{nearest(place[-1], names)}; allowed are {', '.join(names)}"
+    if fault["type"] in ("missing", "union_tag_not_found"):
+        return f"the key {key + ('.name' if fault['type'] != 'missing' else '')!r} is missing"
+    if fault["type"] == "union_tag_invalid":
+        return unknown("optimizer", fault["input"]["name"], OPTIMIZERS)
+    if fault["type"] == "model_attributes_type":
+        return f"{key} is {fault['input']!r}, but must be a mapping of keys to values"
+    return fault_of_value(key, fault)
+
+
+def _as_list(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value

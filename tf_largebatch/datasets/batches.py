@@ -1,0 +1,92 @@
+"""Arrays in memory as `tf.data` pipelines that give every worker its slice of each global batch.
+
+Global batch k of an epoch is the same set of examples on any cluster: the epoch's permutation
+depends on the recipe's seed and the epoch alone, and a worker takes the columns of it that its
+replicas own (`distribution/batch_split.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from tf_largebatch.distribution.batch_split import BatchSplit
+
+
+def training_batches(
+    images: np.ndarray, labels: np.ndarray, split: BatchSplit, rank: int, epochs: int, seed: int
+) -> tf.data.Dataset:
+    """One worker's part of all global batches of all epochs, cut into batches for one replica each.
+
+    The elements of one global batch follow each other, a replica's after the other's, as
+    `tf.distribute` hands a pipeline's elements to the replicas of a worker. Examples left over at
+    the end of an epoch are skipped in that epoch: every batch is whole.
+
+    Args:
+      images, labels: (n, ...) and (n,).
+      rank: the worker's position, 0 to `split.num_workers` - 1.
+      epochs: how many epochs the pipeline lasts.
+      seed: the recipe's seed.
+
+    Returns:
+      A dataset of (images, labels), each of `split.per_replica_batch_size` examples.
+    """
+    size = split.per_replica_batch_size
+    steps = len(images) // split.global_batch_size
+    first = rank * split.replicas_per_worker
+
+    def epoch_order(epoch: tf.Tensor) -> tf.data.Dataset:
+        # A named algorithm, so that every machine and version draws the same permutation.
+        order = tf.random.experimental.stateless_shuffle(
+            tf.range(len(images)), seed=tf.stack([tf.cast(seed, tf.int64), epoch]), alg="philox"
+        )
+        order = tf.reshape(order[: steps * split.global_batch_size], (steps, split.replicas, size))
+        mine = order[:, first : first + split.replicas_per_worker]
+        return tf.data.Dataset.from_tensor_slices(tf.reshape(mine, (-1, size)))
+
+    all_images, all_labels = tf.constant(images), tf.constant(labels)
+
+    def gather(chosen: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.gather(all_images, chosen), tf.gather(all_labels, chosen)
+
+    order = tf.data.Dataset.range(epochs).flat_map(epoch_order)
+    return order.map(gather, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def evaluation_batches(images: np.ndarray, labels: np.ndarray, split: BatchSplit, rank: int) -> tf.data.Dataset:
+    """One worker's part of every example once, in batches of one size for one replica each.
+
+    The last global batch is filled up with examples of weight 0, so that shapes are static and all
+    replicas take the same number of steps. The weight of the others makes up for it: Keras divides
+    a loss by the number of examples, fill included, so each real one weighs (all + fill) / all.
+    Weighted metrics and the mean loss are then exact.
+
+    Returns:
+      A dataset of (images, labels, weights).
+    """
+    size = min(split.per_replica_batch_size, math.ceil(len(images) / split.replicas))
+    steps = math.ceil(len(images) / (size * split.replicas))
+    filled = steps * split.replicas * size
+    position = np.arange(filled)
+    weights = np.where(position < len(images), filled / len(images), 0.0).astype(np.float32)
+    first = rank * split.replicas_per_worker
+
+    def mine(values: np.ndarray) -> np.ndarray:
+        columns = values.reshape(steps, split.replicas, size)[:, first : first + split.replicas_per_worker]
+        return columns.reshape(-1, size)
+
+    chosen = tf.data.Dataset.from_tensor_slices((mine(position % len(images)), mine(weights)))
+    all_images, all_labels = tf.constant(images), tf.constant(labels)
+
+    def gather(chosen: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        return tf.gather(all_images, chosen), tf.gather(all_labels, chosen), weight
+
+    return chosen.map(gather, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def evaluation_steps(num_examples: int, split: BatchSplit) -> int:
+    """Steps that `evaluation_batches` takes."""
+    size = min(split.per_replica_batch_size, math.ceil(num_examples / split.replicas))
+    return math.ceil(num_examples / (size * split.replicas))

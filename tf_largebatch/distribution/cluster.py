@@ -1,0 +1,133 @@
+"""Which processes train together, and which of them this one is: environment -> `Cluster`.
+
+Pure: nothing here starts a process, opens a socket or loads TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tf_largebatch.validation import InputError, nearest
+
+# Job names that tf.distribute.MultiWorkerMirroredStrategy trains with, in rank order.
+_TRAINING_JOBS = ("chief", "worker")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """The workers of one synchronous job, seen from one of them.
+
+    Attributes:
+      jobs: (name, addresses) in rank order, such as `(("worker", ("a:2222", "b:2222")),)`; empty
+        for a process on its own.
+      task: this process's (job name, index).
+    """
+
+    jobs: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    task: tuple[str, int] = ("worker", 0)
+
+    @property
+    def num_workers(self) -> int:
+        return sum(len(addresses) for _, addresses in self.jobs) or 1
+
+    @property
+    def rank(self) -> int:
+        """This worker's position: its slice of every global batch is the rank-th."""
+        before = 0
+        for name, addresses in self.jobs:
+            if name == self.task[0]:
+                break
+            before += len(addresses)
+        return before + self.task[1]
+
+    @property
+    def is_chief(self) -> bool:
+        """True on the one worker that reports and writes files."""
+        return self.rank == 0
+
+    @property
+    def address(self) -> str | None:
+        """This worker's own `host:port`; None without a cluster."""
+        return dict(self.jobs)[self.task[0]][self.task[1]] if self.jobs else None
+
+    def tf_config(self) -> str:
+        """The TF_CONFIG that describes this cluster and task; '' without a cluster."""
+        if not self.jobs:
+            return ""
+        cluster = {name: list(addresses) for name, addresses in self.jobs}
+        return json.dumps({"cluster": cluster, "task": {"type": self.task[0], "index": self.task[1]}})
+
+
+def of_workers(addresses: list[str] | tuple[str, ...], rank: int) -> Cluster:
+    """The cluster of one "worker" job at these `host:port` addresses, seen from worker `rank`."""
+    return Cluster((("worker", tuple(addresses)),), ("worker", rank))
+
+
+def from_environment(environment: Mapping[str, str]) -> Cluster:
+    """Reads TF_CONFIG; unset, empty or `{}` means a process on its own.
+
+    Raises:
+      InputError: TF_CONFIG is no JSON, misses a part, or names a task that is not in the cluster.
+    """
+    text = environment.get("TF_CONFIG", "").strip()
+    if not text:
+        return Cluster()
+    try:
+        config = json.loads(text)
+    except ValueError as failure:
+        raise InputError(f"TF_CONFIG is not JSON ({failure}): {text!r:.80}.") from None
+    if config == {}:
+        return Cluster()
+    jobs = _jobs(config)
+    return Cluster(jobs, _task(config, dict(jobs)))
+
+
+def _jobs(config: object) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    cluster = config.get("cluster") if isinstance(config, dict) else None
+    if not isinstance(cluster, dict) or not cluster:
+        raise InputError('TF_CONFIG must hold {"cluster": {"worker": ["host:port", ...]}, "task": {...}}.')
+    for name in cluster:
+        if name not in _TRAINING_JOBS:
+            raise InputError(
+                f"TF_CONFIG: job {name!r}{nearest(name, _TRAINING_JOBS)} is not part of synchronous training; "
+                f"allowed are {', '.join(_TRAINING_JOBS)}."
+            )
+    jobs = tuple((name, _addresses(name, cluster[name])) for name in _TRAINING_JOBS if name in cluster)
+    everyone = [address for _, addresses in jobs for address in addresses]
+    for address in everyone:
+        if everyone.count(address) > 1:
+            raise InputError(f"TF_CONFIG: two tasks share the address {address!r}; each needs a port of its own.")
+    if len(dict(jobs).get("chief", ())) > 1:
+        raise InputError("TF_CONFIG: there can be one chief; make the others workers.")
+    return jobs
+
+
+def _addresses(name: str, addresses: object) -> tuple[str, ...]:
+    if not isinstance(addresses, list) or not addresses:
+        raise InputError(f"TF_CONFIG: cluster.{name} is {addresses!r}, but must be a list of 'host:port'.")
+    for address in addresses:
+        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise InputError(f"TF_CONFIG: cluster.{name} holds {address!r}, but every entry must be 'host:port'.")
+    return tuple(addresses)
+
+
+def _task(config: dict, jobs: dict[str, tuple[str, ...]]) -> tuple[str, int]:
+    task = config.get("task")
+    if not isinstance(task, dict) or "type" not in task or "index" not in task:
+        raise InputError(
+            f'TF_CONFIG: task is {task!r}, but must be {{"type": "worker", "index": N}} with this process\'s own N.'
+        )
+    name, index = task["type"], task["index"]
+    if name not in jobs:
+        raise InputError(f"TF_CONFIG: task.type is {name!r}, but the cluster has {', '.join(jobs)}.")
+    # TensorFlow accepts an index in quotes, so schedulers that template TF_CONFIG write one.
+    if isinstance(index, bool) or not str(index).isdigit():
+        raise InputError(f"TF_CONFIG: task.index is {index!r}, but must be a whole number from 0.")
+    if int(index) >= len(jobs[name]):
+        raise InputError(
+            f"TF_CONFIG: task {name} {index} is not in the cluster, which has {name} 0 to {len(jobs[name]) - 1}."
+        )
+    return name, int(index)

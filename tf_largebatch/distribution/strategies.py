@@ -1,0 +1,77 @@
+"""A `Cluster` to the `tf.distribute` strategy that trains on it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import tensorflow as tf
+
+from tf_largebatch.distribution import keras3_repairs
+from tf_largebatch.distribution.cluster import Cluster, from_environment
+from tf_largebatch.validation import InputError
+
+
+def strategy(cluster: Cluster | None = None) -> tf.distribute.Strategy:
+    """The strategy for this process: MultiWorkerMirrored, Mirrored over its devices, or OneDevice.
+
+    With several workers it waits until all have started, and repairs Keras 3
+    (`keras3_repairs.py`). Call it before any other use of TensorFlow: the devices are fixed then.
+
+    Args:
+      cluster: as `cluster.from_environment` gives it; None reads TF_CONFIG.
+
+    Raises:
+      InputError: TF_CONFIG is wrong, or this worker's port is taken.
+    """
+    cluster = from_environment(os.environ) if cluster is None else cluster
+    if cluster.num_workers > 1:
+        check_port(cluster)
+        keras3_repairs.apply()
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({name: list(addresses) for name, addresses in cluster.jobs}),
+            task_type=cluster.task[0],
+            task_id=cluster.task[1],
+            rpc_layer="grpc",
+        )
+        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    devices = [f"/{device.device_type}:{index}" for index, device in enumerate(tf.config.list_logical_devices(kind))]
+    return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.OneDeviceStrategy(devices[0])
+
+
+def replicas_per_worker(cluster: Cluster) -> int:
+    """How many replicas `strategy(cluster)` gives this worker, without starting TensorFlow's runtime.
+
+    One for each GPU. Without GPUs: one for each logical CPU device of a process on its own, and
+    one in a cluster, where tf.distribute uses a single CPU device.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus and cluster.num_workers > 1:
+        return 1
+    devices = gpus or tf.config.list_physical_devices("CPU")
+    return sum(len(tf.config.get_logical_device_configuration(device) or [device]) for device in devices)
+
+
+def set_logical_cpus(count: int) -> None:
+    """Makes this process see `count` CPU devices, to try a recipe's split on a machine without GPUs."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
+def check_port(cluster: Cluster) -> None:
+    """Raises InputError where another process listens on this worker's port.
+
+    TensorFlow itself would fail deep inside the start of its server while the peers wait.
+    """
+    port = int(cluster.address.rpartition(":")[2])
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as probe:
+        # A port in TIME_WAIT is free for TensorFlow's server too.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError as failure:
+            raise InputError(
+                f"TF_CONFIG: port {port} of this worker ({cluster.task[0]} {cluster.task[1]}) is not free "
+                f"({failure.strerror}); end the process that uses it or choose another port."
+            ) from None

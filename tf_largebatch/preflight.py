@@ -1,0 +1,59 @@
+"""Everything about a run that can be known to be wrong before TensorFlow loads or a process starts."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from tf_largebatch import named_functions, scaling
+from tf_largebatch.config import Recipe
+from tf_largebatch.named_functions import NamedFunction
+from tf_largebatch.validation import InputError
+
+RESULT_FILE = "result.json"
+
+
+@dataclass(frozen=True)
+class Functions:
+    """What a recipe names: `network.resolve()(input_shape, num_classes, **network.options)`, and
+    `dataset.resolve()(**dataset.options)`."""
+
+    network: NamedFunction
+    dataset: NamedFunction
+
+
+def check(recipe: Recipe) -> Functions:
+    """Checks the recipe's names and options, its data files, and its batch against the data.
+
+    A data set of the user's is found but not read.
+
+    Raises:
+      InputError: with one sentence that says what to mend.
+    """
+    network = named_functions.find("network", recipe.network, recipe.network_options, positional=2)
+    dataset = named_functions.find("dataset", recipe.dataset, recipe.dataset_options)
+    if ":" not in recipe.dataset:
+        # Shipped data sets need NumPy alone.
+        count = importlib.import_module(dataset.module).num_examples(**dataset.options)
+        if count is not None:
+            scaling.steps_per_epoch(count, recipe.global_batch_size)
+    return Functions(network, dataset)
+
+
+def check_workdir(workdir: Path, overwrite: bool) -> None:
+    """Refuses a folder that holds a finished run, and a path that cannot be a folder.
+
+    Raises:
+      InputError
+    """
+    if (workdir / RESULT_FILE).exists() and not overwrite:
+        raise InputError(
+            f"--workdir: {str(workdir)!r} holds a finished run ({RESULT_FILE}); "
+            "choose another folder, or give --overwrite to replace it."
+        )
+    for path in (workdir, *workdir.parents):
+        if path.exists():
+            if not path.is_dir():
+                raise InputError(f"--workdir: {str(path)!r} is a file, not a folder.")
+            break

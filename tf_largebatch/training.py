@@ -1,0 +1,203 @@
+"""A training run, read from top to bottom: `run(recipe, cluster, workdir)`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from absl import logging
+
+from tf_largebatch import preflight, scaling
+from tf_largebatch._keras import keras, keras_version, set_precision
+from tf_largebatch.config import Recipe
+from tf_largebatch.datasets import batches
+from tf_largebatch.distribution import batch_split, strategies
+from tf_largebatch.distribution.batch_split import BatchSplit
+from tf_largebatch.distribution.cluster import Cluster
+from tf_largebatch.monitoring.tensorboard import ScalarLog
+from tf_largebatch.monitoring.throughput import Throughput
+from tf_largebatch.optimizers.lars import LARS
+from tf_largebatch.schedules import PolynomialDecay, Warmup
+from tf_largebatch.validation import InputError
+
+
+def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False) -> dict[str, Any]:
+    """Trains a recipe on a cluster; every worker of the cluster calls this.
+
+    The chief writes into `workdir`: `recipe.yaml`, `tensorboard/`, `model.keras` and, when all is
+    done, `result.json`.
+
+    Args:
+      recipe: what to compute.
+      cluster: where; of this process's own view.
+      workdir: folder for the results, made if missing.
+      overwrite: whether a finished run in `workdir` may be replaced.
+
+    Returns:
+      What `result.json` holds.
+
+    Raises:
+      InputError: something in the recipe, the data, the cluster or `workdir` is wrong; raised
+        before this worker waits for any other.
+      TrainingDiverged: the loss became infinite or NaN.
+    """
+    # Whatever can be wrong is found before the strategy, which waits for all workers.
+    functions = preflight.check(recipe)
+    preflight.check_workdir(workdir, overwrite)
+    replicas_per_worker = strategies.replicas_per_worker(cluster)
+    split = batch_split.split(recipe.global_batch_size, cluster.num_workers, replicas_per_worker)
+    build_network = functions.network.resolve()
+    train, test = functions.dataset.resolve()(**functions.dataset.options)
+    steps_per_epoch = scaling.steps_per_epoch(len(train[0]), recipe.global_batch_size)
+
+    set_precision(recipe.precision)
+    keras.utils.set_random_seed(recipe.seed)
+    strategy = strategies.strategy(cluster)
+    if strategy.num_replicas_in_sync != split.replicas:
+        raise InputError(
+            f"the strategy has {strategy.num_replicas_in_sync} replicas, not {split.replicas}: every worker "
+            f"needs as many devices as this one, {replicas_per_worker}."
+        )
+    logging.info("Global batch: %s.", split)
+
+    training_data = strategy.distribute_datasets_from_function(
+        lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed)
+    )
+    test_data = strategy.distribute_datasets_from_function(
+        lambda _: batches.evaluation_batches(*test, split, cluster.rank)
+    )
+    test_steps = batches.evaluation_steps(len(test[0]), split)
+
+    schedule = learning_rate_schedule(recipe, steps_per_epoch)
+    with strategy.scope():
+        num_classes = int(max(train[1].max(), test[1].max())) + 1
+        model = build_network(train[0].shape[1:], num_classes, **functions.network.options)
+        model.compile(
+            optimizer=optimizer(recipe, schedule),
+            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            # Weighted, because evaluation fills its last batch with examples of weight 0.
+            weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+            # XLA would compile the collectives into the step, which CPU and multi-worker runs cannot.
+            jit_compile=False,
+        )
+
+    throughput = Throughput(recipe.global_batch_size)
+    callbacks = [throughput, _StopWhenNotFinite()]
+    if cluster.is_chief:
+        workdir.mkdir(parents=True, exist_ok=True)
+        (workdir / preflight.RESULT_FILE).unlink(missing_ok=True)
+        (workdir / "recipe.yaml").write_text(recipe.to_yaml())
+        log_folder = workdir / "tensorboard"
+        callbacks.append(
+            ScalarLog(log_folder, schedule, recipe.global_batch_size, steps_per_epoch, recipe.log_every_steps)
+        )
+    started = time.perf_counter()
+    history = model.fit(
+        training_data,
+        epochs=recipe.epochs,
+        steps_per_epoch=steps_per_epoch,
+        validation_data=test_data if recipe.evaluate_every_epochs else None,
+        validation_steps=test_steps if recipe.evaluate_every_epochs else None,
+        validation_freq=recipe.evaluate_every_epochs or 1,
+        callbacks=callbacks,
+        verbose=_verbosity(cluster),
+    ).history
+    train_seconds = time.perf_counter() - started
+    tested = model.evaluate(test_data, steps=test_steps, verbose=0, return_dict=True)
+    _save_model(model, cluster, workdir)
+
+    result = {
+        "recipe": asdict(recipe),
+        "split": asdict(split),
+        "steps": recipe.epochs * steps_per_epoch,
+        "train_loss": history["loss"][-1],
+        "train_accuracy": history["accuracy"][-1],
+        "test_loss": tested["loss"],
+        "test_accuracy": tested["accuracy"],
+        "images_per_second": throughput.images_per_second,
+        "train_seconds": train_seconds,
+        "environment": environment(),
+    }
+    if cluster.is_chief:
+        write_json(workdir / preflight.RESULT_FILE, result)
+    return result
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss became infinite or NaN; the message is one sentence that says when."""
+
+
+class _StopWhenNotFinite(keras.callbacks.Callback):
+    """Stops all workers at the end of the epoch: Keras reports the same loss to each of them."""
+
+    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+        loss = float((logs or {})["loss"])
+        if not math.isfinite(loss):
+            raise TrainingDiverged(
+                f"the loss became {loss} in epoch {epoch + 1}: lower schedule.peak_learning_rate, or lengthen "
+                "schedule.warmup_epochs."
+            )
+
+
+def learning_rate_schedule(recipe: Recipe, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:
+    """The recipe's schedule in global steps; it reaches its end rate after the last step."""
+    schedule, total = recipe.schedule, recipe.epochs * steps_per_epoch
+    warmup_steps = scaling.epochs_to_steps(schedule.warmup_epochs, steps_per_epoch)
+    decay_steps = total - warmup_steps if schedule.decay_from == "warmup_end" else total
+    decay = PolynomialDecay(
+        schedule.peak_learning_rate, max(decay_steps, 1), schedule.end_learning_rate, schedule.decay_power
+    )
+    return Warmup(decay, warmup_steps, schedule.warmup_start_rate, after_from=schedule.decay_from)
+
+
+def optimizer(recipe: Recipe, schedule: Any) -> keras.optimizers.Optimizer:
+    """The recipe's optimizer; create it in the strategy's scope."""
+    options = asdict(recipe.optimizer)
+    if options.pop("name") == "sgd":
+        # LARS without its layer-wise rate is momentum SGD with the decay in the gradient.
+        options.update(exclude_from_layer_adaptation=[""], name="SGD")
+    return LARS(schedule, **options)
+
+
+def environment() -> dict[str, str | int]:
+    """Versions and hardware that a measured number belongs to."""
+    return {
+        "tensorflow": tf.__version__,
+        "keras": keras_version(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+        "cpus": os.cpu_count() or 0,
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes in one step, so that a reader never sees half a file."""
+    draft = path.with_suffix(".tmp")
+    draft.write_text(json.dumps(content, indent=2) + "\n")
+    draft.replace(path)
+
+
+def _verbosity(cluster: Cluster) -> int:
+    """Keras's `verbose`: a bar on a terminal, a line an epoch in a log, silence off the chief."""
+    if not cluster.is_chief:
+        return 0
+    return 1 if sys.stdout.isatty() else 2
+
+
+def _save_model(model: keras.Model, cluster: Cluster, workdir: Path) -> None:
+    # Reading variables that are kept per replica is a collective act, so every worker saves; only
+    # the chief's file is kept.
+    with tempfile.TemporaryDirectory() as scratch:
+        target = workdir / "model.keras" if cluster.is_chief else Path(scratch) / "model.keras"
+        model.save(str(target))

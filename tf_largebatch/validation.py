@@ -1,0 +1,81 @@
+"""Bad input in one sentence: the key, the value received, what is allowed, the nearest name.
+
+pydantic finds the faults; this file words them. Bottom layer: no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+
+class InputError(ValueError):
+    """Something the user gave is wrong. The message is one sentence; launchers exit with code 2."""
+
+
+def _not_boolean(value: Any) -> Any:
+    # bool is an int in Python, so "epochs: true" would otherwise be one epoch.
+    if isinstance(value, bool):
+        raise ValueError("a number")
+    return value
+
+
+# Types of recipe values and of the options of networks and data sets.
+PositiveInt = Annotated[int, BeforeValidator(_not_boolean), Field(gt=0)]
+NonNegativeInt = Annotated[int, BeforeValidator(_not_boolean), Field(ge=0)]
+PositiveFloat = Annotated[float, BeforeValidator(_not_boolean), Field(gt=0)]
+NonNegativeFloat = Annotated[float, BeforeValidator(_not_boolean), Field(ge=0)]
+Fraction = Annotated[float, BeforeValidator(_not_boolean), Field(ge=0, lt=1)]
+
+
+def nearest(name: Any, names: Iterable[str]) -> str:
+    """` (did you mean 'X'?)` with the closest of `names`, or nothing where none is close."""
+    names, name = list(names), str(name)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # An abbreviation ("peak") is short against what it stands for, so the ratio misses it.
+    close = close or [known for known in names if len(name) > 2 and name in known]
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def unknown(kind: str, name: Any, names: Iterable[str]) -> str:
+    """`unknown KIND 'NAME' (did you mean ...?); allowed are ...`."""
+    names = list(names)
+    allowed = f"allowed are {', '.join(names)}" if names else "none are allowed here"
+    return f"unknown {kind} {name!r}{nearest(name, names)}; {allowed}"
+
+
+def fault_of_value(key: str, fault: dict[str, Any]) -> str:
+    """`KEY is VALUE, but must be ...`, from one entry of pydantic's `ValidationError.errors()`."""
+    return f"{key} is {fault['input']!r}, but must be {_allowed(fault)}"
+
+
+def _allowed(fault: dict[str, Any]) -> str:
+    context = fault.get("ctx", {})
+    limits = {
+        "greater_than": "greater than {gt}",
+        "greater_than_equal": "at least {ge}",
+        "less_than": "less than {lt}",
+        "less_than_equal": "at most {le}",
+        "literal_error": "{expected}",
+        "value_error": "{error}",
+        "finite_number": "a finite number",
+    }
+    if fault["type"] in limits:
+        return limits[fault["type"]].format(**context)
+    types = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "string": "text",
+        "tuple": "a list",
+        "list": "a list",
+        "dict": "a mapping of keys to values",
+        "dataclass": "a mapping of keys to values",
+        "model": "a mapping of keys to values",
+        "none": "null",
+    }
+    kind = fault["type"].split("_")[0]
+    return types.get(kind, fault["msg"])
