@@ -10,7 +10,7 @@ import os
 import sys
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 
 from tf_largebatch import command_line, config, preflight
 from tf_largebatch.distribution import batch_split, cluster
@@ -47,8 +47,6 @@ def main(argv: list[str]) -> None:
         print(recipe.to_yaml() + f"\nglobal batch: {split}\nworkdir: {workdir}")
         print(f"TF_CONFIG: {this_cluster.tf_config() or 'none, one process'}")
         return
-    if this_cluster.is_chief:
-        logging.set_verbosity(logging.INFO)
 
     from tf_largebatch import training
     from tf_largebatch.distribution import strategies

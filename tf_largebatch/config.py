@@ -109,7 +109,8 @@ def load(source: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
 
     Args:
       source: path of a YAML file, or the name of a shipped config.
-      overrides: such as `["epochs=3", "optimizer.momentum=0.95"]`; each value is YAML.
+      overrides: such as `["epochs=3", "optimizer.momentum=0.95"]`, in order; each value is YAML.
+        Another `network` or `dataset` begins without options.
 
     Raises:
       InputError: the file is missing or no YAML mapping; a key, type or range is wrong.
@@ -180,6 +181,9 @@ def _override(tree: dict[str, Any], override: str) -> None:
     *parents, last = keys.split(".")
     if not equals or not all([*parents, last]):
         raise InputError(f"--set {override!r} must have the form key=value or key.subkey=value.")
+    if keys in ("network", "dataset"):
+        # Options belong to the function they were written for.
+        tree[f"{keys}_options"] = {}
     for depth, key in enumerate(parents, start=1):
         if tree.get(key) is None:
             tree[key] = {}

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from absl import logging
 
 from tf_largebatch import preflight, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision
@@ -68,7 +67,8 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
             f"the strategy has {strategy.num_replicas_in_sync} replicas, not {split.replicas}: every worker "
             f"needs as many devices as this one, {replicas_per_worker}."
         )
-    logging.info("Global batch: %s.", split)
+    if cluster.is_chief:
+        print(f"global batch: {split}", flush=True)
 
     training_data = strategy.distribute_datasets_from_function(
         lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed)
@@ -110,6 +110,8 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
         validation_steps=test_steps if recipe.evaluate_every_epochs else None,
         validation_freq=recipe.evaluate_every_epochs or 1,
         callbacks=callbacks,
+        # The pipeline shuffles; Keras warns about its own default.
+        shuffle=False,
         verbose=_verbosity(cluster),
     ).history
     train_seconds = time.perf_counter() - started

@@ -64,7 +64,9 @@ def evaluation_batches(images: np.ndarray, labels: np.ndarray, split: BatchSplit
     Weighted metrics and the mean loss are then exact.
 
     Returns:
-      A dataset of (images, labels, weights).
+      A dataset of (images, labels, weights) that begins again after `evaluation_steps` steps: Keras
+      3 takes one batch more than it evaluates, to learn its shapes, and stops training where a
+      distributed pipeline has none left.
     """
     size = min(split.per_replica_batch_size, math.ceil(len(images) / split.replicas))
     steps = math.ceil(len(images) / (size * split.replicas))
@@ -77,7 +79,7 @@ def evaluation_batches(images: np.ndarray, labels: np.ndarray, split: BatchSplit
         columns = values.reshape(steps, split.replicas, size)[:, first : first + split.replicas_per_worker]
         return columns.reshape(-1, size)
 
-    chosen = tf.data.Dataset.from_tensor_slices((mine(position % len(images)), mine(weights)))
+    chosen = tf.data.Dataset.from_tensor_slices((mine(position % len(images)), mine(weights))).repeat()
     all_images, all_labels = tf.constant(images), tf.constant(labels)
 
     def gather(chosen: tf.Tensor, weight: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
