@@ -1,7 +1,7 @@
 """Trains one recipe in this process: one worker of the cluster that TF_CONFIG describes, or alone.
 
-    tflb-train --config=fashion_mnist_lars_b1k --workdir=runs/first
-    tflb-train --config=my_recipe.yaml --set epochs=3 --set optimizer.momentum=0.95 --dry_run
+tflb-train --config=fashion_mnist_lars_b1k --workdir=runs/first
+tflb-train --config=my_recipe.yaml --set epochs=3 --set optimizer.momentum=0.95 --dry_run
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ flags.DEFINE_string("config", None, "Recipe: a YAML file, or the name of a shipp
 flags.DEFINE_multi_string("set", [], "Override, as key.subkey=value; may be repeated.", allow_override=True)
 flags.DEFINE_string("workdir", None, "Folder for results; by default runs/NAME-OF-RECIPE.", allow_override=True)
 flags.DEFINE_bool("overwrite", False, "Replace a finished run in --workdir.", allow_override=True)
-flags.DEFINE_bool("dry_run", False, "Print the resolved recipe and the batch split; train nothing.", allow_override=True)
+flags.DEFINE_bool(
+    "dry_run", False, "Print the resolved recipe and the batch split; train nothing.", allow_override=True
+)
 flags.DEFINE_integer(
-    "cpu_devices", 1, "Logical CPU devices, one replica each: tries a split without GPUs.", lower_bound=1
+    "cpu_devices",
+    1,
+    "Logical CPU devices, one replica each: tries a split without GPUs.",
+    lower_bound=1,
+    allow_override=True,
 )
 
 
@@ -48,9 +54,13 @@ def main(argv: list[str]) -> None:
         print(f"TF_CONFIG: {this_cluster.tf_config() or 'none, one process'}")
         return
 
+    # TensorFlow's own chatter: errors alone from its runtime, warnings from its Python code.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tf_largebatch import training
     from tf_largebatch.distribution import strategies
 
+    if FLAGS.verbosity < 0:
+        strategies.quiet()
     if FLAGS.cpu_devices > 1:
         strategies.set_logical_cpus(FLAGS.cpu_devices)
     result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite)

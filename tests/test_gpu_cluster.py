@@ -37,6 +37,7 @@ names = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
 print("ready " + json.dumps({
     "pid": os.getpid(),
     "argv": sys.argv[1:],
+    "input": sys.stdin.read(),
     "variables": {name: os.environ.get(name) for name in names},
     "package": tf_largebatch.__file__,
     "path": sys.path,
@@ -76,7 +77,7 @@ def real():
 
 def call(command: list[str], *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, check=False
+        [*command, *arguments], capture_output=True, text=True, timeout=60, input="not for workers", check=False
     )
 
 
@@ -134,7 +135,7 @@ def test_workers_get_the_flags_the_package_and_the_users_folder(stubbed, folder,
         "--workdir=out here",
         "--overwrite",
     ]
-    assert start["variables"]["TF_CONFIG"] is None
+    assert start["variables"]["TF_CONFIG"] is None and start["input"] == ""
     assert start["package"] == str(REPOSITORY / "tf_largebatch" / "__init__.py")
     assert str(tmp_path / "programs") not in start["path"]
     assert start["path"].index(str(REPOSITORY)) < start["path"].index(str(folder))

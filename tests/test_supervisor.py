@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tf_largebatch.distribution import cluster
-from tf_largebatch.supervisor import gpus, job, local_ports, local_processes, worker_output
+from tf_largebatch.supervisor import gpus, job, local_ports, local_processes, watch, worker_output
 from tf_largebatch.supervisor.job import Job, Worker
 from tf_largebatch.validation import InputError
 
@@ -292,7 +293,15 @@ def test_colours_take_no_room():
 
 
 def test_every_line_has_its_prefix_and_every_worker_its_log(tmp_path):
-    program = "import sys; print('out'); print('err', file=sys.stderr); print('1/2\\r2/2  '); sys.stdout.write('ü end')"
+    # The pauses make a redrawn line and a character of two bytes arrive in pieces.
+    program = textwrap.dedent("""
+        import os, sys, time
+        print("out")
+        print("err", file=sys.stderr)
+        for piece in (b"1/2\\r", b"2/2  \\n\\xc3", b"\\xbc end"):
+            os.write(1, piece)
+            time.sleep(0.3)
+    """)
     code, shown = run(tmp_path, program, program)
     assert code == 0
     for rank in (0, 1):
@@ -329,8 +338,8 @@ def test_a_terminal_of_another_encoding_gets_question_marks(tmp_path):
 
 
 def test_workers_have_no_input_and_a_session_of_their_own(tmp_path):
-    program = "import os, sys; print(repr(sys.stdin.read()), os.getsid(0) == os.getpid(), sys.stdout.isatty())"
-    assert run(tmp_path, program)[1] == "[worker 0] '' True False\n"
+    program = "import os; print(os.getsid(0) == os.getpid(), os.isatty(1), os.readlink('/proc/self/fd/0'))"
+    assert run(tmp_path, program)[1] == "[worker 0] True False /dev/null\n"
 
 
 # How a job ends.
@@ -354,11 +363,19 @@ def test_a_survivor_that_fails_afterwards_is_not_the_culprit(tmp_path):
     assert "worker 0: exit code 1 after" in shown  # it had time to show its own end
 
 
-def test_of_two_that_are_seen_to_end_together_a_survivor_is_not_the_culprit(tmp_path, monkeypatch):
-    # So rarely looked at that both have ended at the first look but one.
-    monkeypatch.setattr("tf_largebatch.supervisor.watch._POLL_SECS", 1.5)
-    code, shown = run(tmp_path, "raise SystemExit(1)", "raise SystemExit(4)")
-    assert code == 4 and "worker 1 failed first" in shown
+def test_of_two_that_are_seen_to_end_together_a_survivor_is_not_the_culprit():
+    @dataclasses.dataclass
+    class Ended:
+        name: str
+        exit_code: int
+        end: str = "at once"
+
+        def has_ended(self) -> bool:
+            return True
+
+    watched = watch.Watch([Ended("worker 0", 1), Ended("worker 1", 4)], [], print, 1.0, 1.0, 1.0)
+    watched.until_all_ended()
+    assert (watched.exit_code, watched.reason) == (4, "worker 1 failed first: at once")
 
 
 def test_the_last_worker_to_end_can_be_the_one_that_fails(tmp_path):

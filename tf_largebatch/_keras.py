@@ -108,8 +108,9 @@ class Optimizer(keras.optimizers.Optimizer):
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         if not KERAS_3:
-            # Keras 2 leaves the rate to its subclasses.
-            config["learning_rate"] = self._serialize_hyperparameter(self._learning_rate)
+            # Keras 2 leaves the rate to its subclasses, and gives a number as NumPy's, which is not JSON.
+            rate = self._serialize_hyperparameter(self._learning_rate)
+            config["learning_rate"] = rate if isinstance(rate, dict) else float(rate)
         return config
 
     def current_learning_rate(self) -> float:

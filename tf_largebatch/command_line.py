@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from absl import app
 
-from tf_largebatch.validation import InputError
+from tf_largebatch.validation import InputError, nearest
 
 
 def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) -> None:
@@ -25,21 +25,26 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
     """
     program = Path(module.__file__).stem
 
-    def refuse(failure: Exception) -> None:
+    def refuse(failure: Exception | str) -> None:
         print(f"{program}: {failure}", file=sys.stderr)
         sys.exit(2)
 
     def parse(argv: list[str]) -> list[str]:
-        # absl lists the flags of the file that was started, and of a console command that is a
-        # stub of pip's.
+        # For --help absl takes the text and the flags of the file that was started, and of a console
+        # command that is a stub of pip's.
+        sys.modules["__main__"].__doc__ = module.__doc__
         for flag in flag_values.get_flags_for_module(module):
             flag_values.register_key_flag_for_module(argv[0], flag)
         try:
             return flag_values(argv)
-        except Exception as failure:  # absl's flags.Error, which this package does not import
-            if "absl.flags" not in type(failure).__module__:
+        except SystemExit:
+            # --help is no failed run, though absl ends it with 1.
+            sys.exit(0)
+        except Exception as failure:
+            # absl's flags.Error, which this package does not import; a ValueError for --noflag=value.
+            if "absl.flags" not in type(failure).__module__ and not isinstance(failure, ValueError):
                 raise
-            refuse(failure)
+            refuse(_sentence(failure, flag_values))
             raise
 
     def guarded(argv: list[str]) -> int | None:
@@ -50,3 +55,10 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
             raise
 
     app.run(guarded, flags_parser=parse)
+
+
+def _sentence(failure: Exception, names: Iterable[str]) -> str:
+    unknown = getattr(failure, "flagname", None)
+    if unknown is None:
+        return f"{failure}."
+    return f"Unknown command line flag {unknown!r}{nearest(unknown, names)}; --help lists the flags."

@@ -6,6 +6,7 @@ A recipe says nothing about machines: how its global batch is cut up is the clus
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,12 +16,14 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from tf_largebatch.validation import (
+    FolderName,
     Fraction,
     InputError,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Seed,
     fault_of_value,
     nearest,
     unknown,
@@ -80,10 +83,10 @@ class Recipe:
 
     `network` and `dataset` name a module of this package (`small_cnn`, `fashion_mnist`) or a
     function of yours (`my_pkg.models:build`, `my_pkg.data:load`); `network_options` and
-    `dataset_options` are that function's keyword arguments.
+    `dataset_options` are that function's keyword arguments. The results of a run go to runs/NAME.
     """
 
-    name: str
+    name: FolderName
     network: str
     dataset: str
     global_batch_size: PositiveInt
@@ -92,16 +95,14 @@ class Recipe:
     schedule: Schedule
     network_options: dict[str, Any] = Field(default_factory=dict)
     dataset_options: dict[str, Any] = Field(default_factory=dict)
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     precision: Literal["float32", "float64", "mixed_bfloat16"] = "float32"
     evaluate_every_epochs: NonNegativeInt = 1
     log_every_steps: PositiveInt = 1
 
     def to_yaml(self) -> str:
         """This recipe with every value in force, as YAML that `load` reads back."""
-        # YAML's safe dialect has no tuples: they are written as lists.
-        plain = asdict(self, dict_factory=lambda pairs: {k: _as_list(v) for k, v in pairs})
-        return yaml.safe_dump(plain, sort_keys=False)
+        return yaml.safe_dump(asdict(self), sort_keys=False)
 
 
 def load(source: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
@@ -116,7 +117,11 @@ def load(source: str, overrides: list[str] | tuple[str, ...] = ()) -> Recipe:
       InputError: the file is missing or no YAML mapping; a key, type or range is wrong.
     """
     path = find(source)
-    tree = _parse(path.read_text(encoding="utf-8", errors="replace"), str(path))
+    try:
+        # As bytes: PyYAML then tells UTF-8 from UTF-16, and refuses what is neither.
+        tree = _parse(path.read_bytes(), str(path))
+    except OSError as failure:
+        raise InputError(f"{path}: cannot be read: {failure.strerror}.") from None
     if not isinstance(tree, dict):
         raise InputError(f"{path}: a recipe is a YAML mapping of keys to values, not {tree!r:.60}.")
     for override in overrides:
@@ -129,8 +134,10 @@ def from_dict(tree: dict[str, Any], where: str = "recipe") -> Recipe:
     try:
         recipe = Recipe(**{str(key): value for key, value in tree.items()})
     except ValidationError as failure:
-        sentence = _sentence(failure.errors(include_url=False)[0])
-        raise InputError(f"{where}: {sentence}.") from None
+        faults = failure.errors(include_url=False)
+        # A misspelt key is also a missing one; its own fault says more.
+        faults.sort(key=lambda fault: fault["type"] != "unexpected_keyword_argument")
+        raise InputError(f"{where}: {_sentence(faults[0])}.") from None
     schedule = recipe.schedule
     if schedule.warmup_epochs >= recipe.epochs:
         raise InputError(
@@ -156,9 +163,9 @@ def shipped_configs() -> Path:
 
 def find(source: str) -> Path:
     """The file that `source` means: a path as it stands, else the name of a shipped config."""
-    path = Path(source)
-    if path.is_file():
-        return path
+    # Unlike Path.is_file, False for a name that is too long.
+    if os.path.isfile(source):
+        return Path(source)
     shipped = {file.stem: file for file in sorted(shipped_configs().glob("*.yaml"))}
     name = source.removesuffix(".yaml")
     if name in shipped:
@@ -169,11 +176,34 @@ def find(source: str) -> Path:
     )
 
 
-def _parse(text: str, where: str) -> Any:
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML forbids a key to stand twice in one mapping; PyYAML silently takes the last."""
+
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key {key.value!r} stands twice", key.start_mark)
+            seen.add(key.value)
+        return node
+
+
+def _parse(text: str | bytes, where: str) -> Any:
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as failure:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as failure:
+        mark = failure.problem_mark
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem = ", ".join(part for part in (failure.context, failure.problem) if part)
+        raise InputError(f"{where}: this is not YAML: {place}{problem}.") from None
+    except (yaml.YAMLError, ValueError) as failure:
+        # A ValueError: something that looks like a date, but is none.
         raise InputError(f"{where}: this is not YAML: {' '.join(str(failure).split())}.") from None
+    except RecursionError:
+        raise InputError(f"{where}: this is nested too deeply for a recipe.") from None
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
@@ -181,7 +211,8 @@ def _override(tree: dict[str, Any], override: str) -> None:
     *parents, last = keys.split(".")
     if not equals or not all([*parents, last]):
         raise InputError(f"--set {override!r} must have the form key=value or key.subkey=value.")
-    if keys in ("network", "dataset"):
+    value = _parse(value, f"--set {override!r}")
+    if keys in ("network", "dataset") and value != tree.get(keys):
         # Options belong to the function they were written for.
         tree[f"{keys}_options"] = {}
     for depth, key in enumerate(parents, start=1):
@@ -190,7 +221,7 @@ def _override(tree: dict[str, Any], override: str) -> None:
         tree = tree[key]
         if not isinstance(tree, dict):
             raise InputError(f"--set {override!r}: {'.'.join(parents[:depth])} is {tree!r} and has no keys.")
-    tree[last] = _parse(value, f"--set {override!r}")
+    tree[last] = value
 
 
 def _sentence(fault: dict[str, Any]) -> str:
@@ -211,8 +242,6 @@ def _sentence(fault: dict[str, Any]) -> str:
         return unknown("optimizer", fault["input"]["name"], OPTIMIZERS)
     if fault["type"] == "model_attributes_type":
         return f"{key} is {fault['input']!r}, but must be a mapping of keys to values"
+    if place[-1] == "[key]":
+        return f"{place[0]} has the key {fault['input']!r}, but every key must be text"
     return fault_of_value(key, fault)
-
-
-def _as_list(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,10 +43,10 @@ def check(recipe: Recipe) -> Functions:
 
 
 def check_workdir(workdir: Path, overwrite: bool) -> None:
-    """Refuses a folder that holds a finished run, and a path that cannot be a folder.
+    """Refuses a folder that holds a finished run, and a path that cannot be a folder or not be written.
 
     Raises:
-      InputError
+      InputError: with one sentence that says what to mend.
     """
     if (workdir / RESULT_FILE).exists() and not overwrite:
         raise InputError(
@@ -56,4 +57,6 @@ def check_workdir(workdir: Path, overwrite: bool) -> None:
         if path.exists():
             if not path.is_dir():
                 raise InputError(f"--workdir: {str(path)!r} is a file, not a folder.")
+            if not os.access(path, os.W_OK | os.X_OK):
+                raise InputError(f"--workdir: {str(path)!r} cannot be written by this user.")
             break

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
-from tf_largebatch._keras import keras, register
+from tf_largebatch._keras import keras, register, tf
 from tf_largebatch.validation import InputError
 
 LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule

@@ -14,14 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tf_largebatch import preflight, scaling
-from tf_largebatch._keras import keras, keras_version, set_precision
+from tf_largebatch._keras import keras, keras_version, set_precision, tf
 from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import batches
 from tf_largebatch.distribution import batch_split, strategies
-from tf_largebatch.distribution.batch_split import BatchSplit
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.monitoring.tensorboard import ScalarLog
 from tf_largebatch.monitoring.throughput import Throughput
@@ -68,7 +66,11 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
             f"needs as many devices as this one, {replicas_per_worker}."
         )
     if cluster.is_chief:
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         print(f"global batch: {split}", flush=True)
+        print(
+            f"on {kind}s, {type(strategy).__name__}, TensorFlow {tf.__version__}, Keras {keras_version()}", flush=True
+        )
 
     training_data = strategy.distribute_datasets_from_function(
         lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed)

@@ -5,30 +5,53 @@ pydantic finds the faults; this file words them. Bottom layer: no TensorFlow.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 
 class InputError(ValueError):
     """Something the user gave is wrong. The message is one sentence; launchers exit with code 2."""
 
 
-def _not_boolean(value: Any) -> Any:
+def _number(value: Any) -> Any:
     # bool is an int in Python, so "epochs: true" would otherwise be one epoch.
     if isinstance(value, bool):
         raise ValueError("a number")
     return value
 
 
+def _whole_number(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("a whole number")
+    # YAML has 1e3 as text, and pydantic makes an int of 1.0e3, but not of that.
+    if isinstance(value, str) and "e" in value.lower():
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
+
+
+def _folder_name(value: str) -> str:
+    if value in ("", ".", "..") or re.search(r"[/\\\0\n]", value):
+        raise ValueError("the name of a folder, without '/'")
+    return value
+
+
 # Types of recipe values and of the options of networks and data sets.
-PositiveInt = Annotated[int, BeforeValidator(_not_boolean), Field(gt=0)]
-NonNegativeInt = Annotated[int, BeforeValidator(_not_boolean), Field(ge=0)]
-PositiveFloat = Annotated[float, BeforeValidator(_not_boolean), Field(gt=0)]
-NonNegativeFloat = Annotated[float, BeforeValidator(_not_boolean), Field(ge=0)]
-Fraction = Annotated[float, BeforeValidator(_not_boolean), Field(ge=0, lt=1)]
+Int = Annotated[int, BeforeValidator(_whole_number)]
+Float = Annotated[float, BeforeValidator(_number)]
+PositiveInt = Annotated[Int, Field(gt=0)]
+NonNegativeInt = Annotated[Int, Field(ge=0)]
+PositiveFloat = Annotated[Float, Field(gt=0)]
+NonNegativeFloat = Annotated[Float, Field(ge=0)]
+Fraction = Annotated[Float, Field(ge=0, lt=1)]
+# What NumPy takes as a seed.
+Seed = Annotated[Int, Field(ge=0, lt=2**32)]
+FolderName = Annotated[str, AfterValidator(_folder_name)]
 
 
 def nearest(name: Any, names: Iterable[str]) -> str:
@@ -59,10 +82,11 @@ def _allowed(fault: dict[str, Any]) -> str:
         "greater_than_equal": "at least {ge}",
         "less_than": "less than {lt}",
         "less_than_equal": "at most {le}",
-        "literal_error": "{expected}",
         "value_error": "{error}",
         "finite_number": "a finite number",
     }
+    if fault["type"] == "literal_error":
+        return context["expected"] + nearest(fault["input"], re.findall(r"'(.+?)'", context["expected"]))
     if fault["type"] in limits:
         return limits[fault["type"]].format(**context)
     types = {

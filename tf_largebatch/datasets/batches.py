@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import tensorflow as tf
 
+from tf_largebatch._keras import tf
 from tf_largebatch.distribution.batch_split import BatchSplit
 
 

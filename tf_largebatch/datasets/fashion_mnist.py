@@ -43,12 +43,15 @@ def load(source: Literal["packaged", "keras"] = "packaged", folder: str | None =
       (train images, train labels), (test images, test labels): uint8 (n, 28, 28, 1) and uint8 (n,).
 
     Raises:
-      InputError: a file is missing, truncated or not what its name says; no network for "keras".
+      InputError: no such source; a file is missing, truncated or not what its name says; no network
+        for "keras".
     """
     if folder is not None:
         return _from_folder(Path(folder).expanduser(), "train"), _from_folder(Path(folder).expanduser(), "test")
     if source == "keras":
         return _from_keras()
+    if source != "packaged":
+        raise InputError(f"dataset_options.source is {source!r}, but must be 'packaged' or 'keras'.")
     with np.load(PACKAGED) as arrays:
         return (
             (arrays["train_images"][..., None], arrays["train_labels"]),

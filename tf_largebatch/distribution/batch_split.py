@@ -37,20 +37,33 @@ def split(global_batch_size: int, num_workers: int = 1, replicas_per_worker: int
     """Cuts a global batch evenly over the replicas.
 
     Raises:
-      InputError: it does not divide; the sentence names the nearest batches and worker counts that do.
+      InputError: a number is below 1; or the batch does not divide, and the sentence names the nearest
+        batches that do, and the next smaller numbers of workers and of replicas per worker that do.
     """
+    given = {
+        "global_batch_size": global_batch_size,
+        "the number of workers": num_workers,
+        "the number of replicas per worker": replicas_per_worker,
+    }
+    for name, number in given.items():
+        if number < 1:
+            raise InputError(f"{name} is {number}, but must be at least 1.")
     replicas = num_workers * replicas_per_worker
     per_replica, rest = divmod(global_batch_size, replicas)
-    if rest or not per_replica:
+    if rest:
         below, above = per_replica * replicas, (per_replica + 1) * replicas
-        sizes = f"{below} or {above}" if below else f"{above}"
+        workers = _fewer(num_workers, replicas_per_worker, global_batch_size)
+        per_worker = _fewer(replicas_per_worker, num_workers, global_batch_size)
+        ways = [f"use {below} or {above}" if below else f"use {above}"]
+        ways += [f"{workers} worker{'s' * (workers > 1)}"] if workers else []
+        ways += [f"{per_worker} replica{'s' * (per_worker > 1)} per worker"] if per_worker else []
         raise InputError(
             f"global_batch_size is {global_batch_size}, which {replicas} replicas ({num_workers} workers x "
-            f"{replicas_per_worker}) cannot share evenly; use {sizes}, or {_fewer(global_batch_size, replicas)} replicas."
+            f"{replicas_per_worker}) cannot share evenly; {', or '.join(ways)}."
         )
     return BatchSplit(global_batch_size, num_workers, replicas_per_worker, per_replica)
 
 
-def _fewer(global_batch_size: int, replicas: int) -> int:
-    """The largest number of replicas below `replicas` that divides the batch."""
-    return max(count for count in range(1, replicas) if global_batch_size % count == 0)
+def _fewer(count: int, others: int, global_batch_size: int) -> int:
+    """The largest number below `count` that times `others` divides the batch; 0 if none does."""
+    return max((fewer for fewer in range(1, count) if global_batch_size % (fewer * others) == 0), default=0)

@@ -6,6 +6,7 @@ Pure: nothing here starts a process, opens a socket or loads TensorFlow.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,8 @@ from tf_largebatch.validation import InputError, nearest
 
 # Job names that tf.distribute.MultiWorkerMirroredStrategy trains with, in rank order.
 _TRAINING_JOBS = ("chief", "worker")
+# A name, an IPv4 address or an IPv6 address in brackets, then the port; no scheme ("http://").
+_ADDRESS = re.compile(r"([^\s:/\[\]]+|\[[\w:.%]+\]):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
         return Cluster()
     try:
         config = json.loads(text)
-    except ValueError as failure:
+    except (ValueError, RecursionError) as failure:
         raise InputError(f"TF_CONFIG is not JSON ({failure}): {text!r:.80}.") from None
     if config == {}:
         return Cluster()
@@ -108,8 +111,8 @@ def _addresses(name: str, addresses: object) -> tuple[str, ...]:
     if not isinstance(addresses, list) or not addresses:
         raise InputError(f"TF_CONFIG: cluster.{name} is {addresses!r}, but must be a list of 'host:port'.")
     for address in addresses:
-        host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        parts = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+        if not parts or not 0 < int(parts[2]) < 65536:
             raise InputError(f"TF_CONFIG: cluster.{name} holds {address!r}, but every entry must be 'host:port'.")
     return tuple(addresses)
 
@@ -121,10 +124,12 @@ def _task(config: dict, jobs: dict[str, tuple[str, ...]]) -> tuple[str, int]:
             f'TF_CONFIG: task is {task!r}, but must be {{"type": "worker", "index": N}} with this process\'s own N.'
         )
     name, index = task["type"], task["index"]
-    if name not in jobs:
-        raise InputError(f"TF_CONFIG: task.type is {name!r}, but the cluster has {', '.join(jobs)}.")
+    if not isinstance(name, str) or name not in jobs:
+        raise InputError(
+            f"TF_CONFIG: task.type is {name!r}{nearest(name, jobs)}, but the cluster has {', '.join(jobs)}."
+        )
     # TensorFlow accepts an index in quotes, so schedulers that template TF_CONFIG write one.
-    if isinstance(index, bool) or not str(index).isdigit():
+    if isinstance(index, bool) or not re.fullmatch("[0-9]{1,9}", str(index)):
         raise InputError(f"TF_CONFIG: task.index is {index!r}, but must be a whole number from 0.")
     if int(index) >= len(jobs[name]):
         raise InputError(

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
 from absl import logging
 
-from tf_largebatch._keras import KERAS_3, keras_version
+from tf_largebatch._keras import KERAS_3, keras_version, tf
 
 TESTED_VERSIONS = ("3.15.0", "3.15.1")
 
@@ -55,9 +54,7 @@ def _replace(owner: Any, attribute: str, repair: Callable[[Callable[..., Any]], 
 
 
 def _multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    return (
-        isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.extended._in_multi_worker_mode()
-    )
+    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.extended._in_multi_worker_mode()
 
 
 def _build_from_first_replica(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-import tensorflow as tf
-
+from tf_largebatch._keras import tf
 from tf_largebatch.distribution import keras3_repairs
 from tf_largebatch.distribution.cluster import Cluster, from_environment
 from tf_largebatch.validation import InputError
@@ -57,6 +56,11 @@ def set_logical_cpus(count: int) -> None:
     """Makes this process see `count` CPU devices, to try a recipe's split on a machine without GPUs."""
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
+def quiet() -> None:
+    """Leaves out what TensorFlow's Python code tells of each collective it builds."""
+    tf.get_logger().setLevel("WARNING")
 
 
 def check_port(cluster: Cluster) -> None:

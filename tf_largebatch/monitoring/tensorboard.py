@@ -6,9 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import tensorflow as tf
-
-from tf_largebatch._keras import keras
+from tf_largebatch._keras import keras, tf
 
 
 class ScalarLog(keras.callbacks.Callback):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
 from absl import logging
 
-from tf_largebatch._keras import Optimizer, register, variable_path
+from tf_largebatch._keras import Optimizer, register, tf, variable_path
 from tf_largebatch.optimizers.exclusions import compiled, excluded
 from tf_largebatch.optimizers.trust_ratio import norm, trust_ratio
 from tf_largebatch.validation import InputError

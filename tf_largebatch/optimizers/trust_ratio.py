@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tensorflow as tf
+from tf_largebatch._keras import tf
 
 
 def norm(x: tf.Tensor) -> tf.Tensor:

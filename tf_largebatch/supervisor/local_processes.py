@@ -186,9 +186,6 @@ def _die_with(launcher: int) -> None:
 
 def _pseudo_terminal(terminal: Terminal, worker: Worker) -> tuple[int, int]:
     reading_end, writing_end = os.openpty()
-    attributes = termios.tcgetattr(writing_end)
-    attributes[1] &= ~termios.OPOST  # otherwise every "\n" becomes "\r\n", which reads like a redraw
-    termios.tcsetattr(writing_end, termios.TCSANOW, attributes)
     termios.tcsetwinsize(writing_end, (24, max(terminal.columns - len(f"[{worker.name}] "), 20)))
     return reading_end, writing_end
 

@@ -1,0 +1,80 @@
+"""What the README shows exists and runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+
+import pytest
+import yaml
+from conftest import ROOT, launcher, python
+
+README = (ROOT / "README.md").read_text()
+LAUNCHERS = {"tflb-train": "train", "tflb-gpu-cluster": "gpu_cluster"}
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+COMMANDS = [line for block in blocks("bash") for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if line.startswith("tflb-")])
+def test_launcher_commands_run(command, tmp_path):
+    program, *flags = shlex.split(command)
+    done = python(launcher(LAUNCHERS[program]), *flags, "--dry_run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "global batch: 1024 = " in done.stdout
+    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("program", blocks("python"))
+def test_python_programs_run(program, tmp_path):
+    (tmp_path / "program.py").write_text(program)
+    done = python("program.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "model.keras").exists()
+
+
+def test_the_error_shown_is_the_error_given():
+    (shown,) = blocks("text")
+    done = python(launcher("train"), "--config=configs/fashion_mnist_lars_b1k.yaml", "--set", "epoch=3", cwd=ROOT)
+    assert done.stderr.startswith(shown.strip().removesuffix("..."))
+
+
+def test_recipe_lines_are_a_recipe(tmp_path):
+    (lines,) = blocks("yaml")
+    package = tmp_path / "my_pkg"
+    package.mkdir()
+    (package / "models.py").write_text("def build(input_shape, num_classes, units: int = 8):\n    ...\n")
+    (package / "data.py").write_text("def load():\n    ...\n")
+    recipe = yaml.safe_load((ROOT / "configs" / "fashion_mnist_lars_b1k.yaml").read_text())
+    recipe["dataset_options"] = {}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**recipe, **yaml.safe_load(lines)}))
+    done = python(launcher("train"), "--config=mine.yaml", "--dry_run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_tox_environments_exist():
+    tox = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["tox"]
+    named = re.findall(r"tox run -e (\w+)", README)
+    assert named and set(named) <= set(tox["env"])
+    # CI runs what the README tells a developer to run.
+    (test_command,) = [line for line in COMMANDS if line.endswith("tox run")]
+    assert test_command in (ROOT / ".ci" / "run").read_text().splitlines()
+
+
+def test_installed_extras_exist():
+    setup = (ROOT / "setup.cfg").read_text()
+    for extra in re.findall(r"\.\[(\w+)\]", README):
+        assert f"\n{extra} =\n" in setup
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert target.startswith("https://") or (ROOT / target).exists(), target
+    for path in re.findall(r"`((?:tf_largebatch|configs|launchers)/[\w/.]+)`", README):
+        assert (ROOT / path).exists(), path
