@@ -35,7 +35,7 @@ flags.DEFINE_integer(
 )
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     if argv[1:]:
         raise InputError(f"unexpected argument {argv[1]!r}; recipes are given with --config.")
     if FLAGS.config is None:
@@ -52,7 +52,7 @@ def main(argv: list[str]) -> None:
     if FLAGS.dry_run:
         print(recipe.to_yaml() + f"\nglobal batch: {split}\nworkdir: {workdir}")
         print(f"TF_CONFIG: {this_cluster.tf_config() or 'none, one process'}")
-        return
+        return 0
 
     # TensorFlow's own chatter: errors alone from its runtime, warnings from its Python code.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -63,7 +63,11 @@ def main(argv: list[str]) -> None:
         strategies.quiet()
     if FLAGS.cpu_devices > 1:
         strategies.set_logical_cpus(FLAGS.cpu_devices)
-    result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite)
+    try:
+        result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite)
+    except training.TrainingDiverged as failure:
+        print(f"train: {failure}", file=sys.stderr)
+        return 1
     if this_cluster.is_chief:
         print(
             f"test accuracy {result['test_accuracy']:.4f}, loss {result['test_loss']:.4f}; "
@@ -71,6 +75,7 @@ def main(argv: list[str]) -> None:
             f"results: {workdir}/{preflight.RESULT_FILE}\n"
             f"curves:  tensorboard --logdir {workdir}/tensorboard"
         )
+    return 0
 
 
 def run() -> None:

@@ -50,12 +50,14 @@ STUB = """
 """
 
 
-@pytest.fixture(params=["file", "console command"])
-def launch(request, tmp_path):
+both_ways = pytest.mark.parametrize("started", ["counter.py", "tflb-counter"])
+
+
+@pytest.fixture
+def launch(tmp_path):
     (tmp_path / "counter.py").write_text(LAUNCHER)
     (tmp_path / "tflb-counter").write_text(textwrap.dedent(STUB))
-    started = tmp_path / ("counter.py" if request.param == "file" else "tflb-counter")
-    return lambda *arguments: python(started, *arguments, timeout=60)
+    return lambda *arguments, started="counter.py": python(tmp_path / started, *arguments, timeout=60)
 
 
 def assert_refused(done, said: str) -> None:
@@ -67,18 +69,20 @@ def assert_refused(done, said: str) -> None:
     assert_one_sentence(done.stderr.removesuffix("\n"))
 
 
-def test_flags_and_arguments_arrive(launch):
-    done = launch("--count=3", "rest", "--aloud")
+@both_ways
+def test_flags_and_arguments_arrive(started, launch):
+    done = launch("--count=3", "rest", "--aloud", started=started)
     assert (done.returncode, done.stdout, done.stderr) == (0, "['rest'] 3 True\n", "")
 
 
-@pytest.mark.parametrize("code", [1, 2, 7])
+@pytest.mark.parametrize("code", [2, 7])
 def test_a_number_that_main_returns_is_the_exit_code(code, launch):
     assert launch("--end=code", f"--count={code}").returncode == code
 
 
-def test_wrong_input_is_one_sentence_and_code_2(launch):
-    assert_refused(launch("--end=refuse"), "--end is 'refuse', but must be another.")
+@both_ways
+def test_wrong_input_is_one_sentence_and_code_2(started, launch):
+    assert_refused(launch("--end=refuse", started=started), "--end is 'refuse', but must be another.")
 
 
 @pytest.mark.parametrize(
@@ -104,8 +108,9 @@ def test_a_failure_shows_where_it_came_from_and_is_code_1(launch):
     assert 'raise RuntimeError("the machine stopped")' in done.stderr
 
 
-def test_help_tells_what_the_launcher_does_and_its_flags(launch):
-    done = launch("--help")
+@both_ways
+def test_help_tells_what_the_launcher_does_and_its_flags(started, launch):
+    done = launch("--help", started=started)
     # Asked for and given: absl's own 1 would say that a run failed.
     assert (done.returncode, done.stderr) == (0, "")
     assert "Counts to --count, 100% of the way." in done.stdout

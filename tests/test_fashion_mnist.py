@@ -39,7 +39,7 @@ CONTENT = {"train": examples(12, seed=1), "test": examples(5, seed=2)}
 @pytest.fixture
 def folder(tmp_path):
     for (part, kind), name in NAMES.items():
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(CONTENT[part][kind])))
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(CONTENT[part][kind]), mtime=0))
     return tmp_path
 
 
@@ -111,7 +111,8 @@ def test_a_missing_file_is_named(name, folder):
 
 
 GOOD = idx(CONTENT["train"]["images"])
-PACKED = gzip.compress(GOOD)
+# Without the time: the parameters below must be the same in every process of pytest-xdist.
+PACKED = gzip.compress(GOOD, mtime=0)
 
 
 @pytest.mark.parametrize(
@@ -122,6 +123,8 @@ PACKED = gzip.compress(GOOD)
         (PACKED[:-4], "truncated or corrupt"),
         (PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "truncated or corrupt"),
         (PACKED[:5], "truncated or corrupt"),
+        # A block of a kind that there is not, right after the header.
+        (PACKED[:10] + b"\xff" + PACKED[11:], "truncated or corrupt"),
         (PACKED[:40] + bytes([PACKED[40] ^ 255]) + PACKED[41:], "truncated or corrupt"),
         (GOOD, "truncated or corrupt"),
         (b"<html>not found</html>", "truncated or corrupt"),

@@ -26,6 +26,7 @@ MODELS = """
 
     def any_options(shape, classes, width: int = 3, **options): return "built"
     def needs(shape, classes, depth: int, *, width: float): return "built"
+    def unnamed(shape, classes, width=3, /): return "built"
     def too_few(shape): return "built"
     def no_parameters(*arguments): return "built"
 
@@ -163,6 +164,7 @@ def test_a_wrong_option_is_refused(option, given, said, package):
         ("needs", {"depth": 3}, "the key 'network_options.width' is missing"),
         ("too_few", {}, "'too_few' takes 1 positional arguments, but is called with 2"),
         ("no_parameters", {"x": 1}, "unknown key 'network_options.x'; allowed are none"),
+        ("unnamed", {"width": 1}, "unknown key 'network_options.width'; allowed are none"),
         ("any_options", {"shape": 1}, "unknown key 'network_options.shape'"),
         ("conditional", {"width": True}, "network_options.width is True"),
         ("biuld", {}, "models.py has no function 'biuld' (did you mean 'build'?)"),

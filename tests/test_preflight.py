@@ -95,6 +95,12 @@ def test_a_folder_at_or_below_a_file_is_refused(below, overwrite, tmp_path):
     assert refusal(preflight.check_workdir, file / below, overwrite) == said
 
 
+def test_only_the_nearest_folder_must_be_writable(tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    preflight.check_workdir(tmp_path / "mine" / "run", overwrite=False)
+
+
 @pytest.mark.parametrize("below", ["", "run"])
 def test_a_folder_that_cannot_be_written_is_refused(below, tmp_path, monkeypatch):
     # Only the chief makes the folder, after all have met: the others would wait for it.

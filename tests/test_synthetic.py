@@ -20,7 +20,7 @@ def test_shapes_and_types(options, shape):
     for (images, labels), count in zip(synthetic.load(**options), (shape[0], options.get("num_test", 1024))):
         assert images.shape == (count, *shape[1:]) and images.dtype == np.uint8
         assert labels.shape == (count,) and labels.dtype in (np.uint8, np.int32)
-        assert 0 <= labels.min() and labels.max() < options.get("num_classes", 10)
+        assert labels.min() >= 0 and labels.max() < options.get("num_classes", 10)
     assert synthetic.num_examples(**options) == shape[0]
 
 

@@ -1,6 +1,6 @@
 """How every launcher starts and ends: absl's `app.run` with this project's exit codes.
 
-0 done; 1 the run failed; 2 the user's input is wrong, said in one sentence.
+0 done; 1 the run failed; 2 the user's input is wrong, said in one sentence; 130 stopped by ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from absl import app
+from absl import app, logging
 
 from tf_largebatch.validation import InputError, nearest
 
@@ -51,8 +51,13 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
         try:
             return main(argv)
         except InputError as failure:
+            # Why, for whoever asks with --verbosity=1.
+            logging.debug("%s", failure, exc_info=failure)
             refuse(failure)
             raise
+        except KeyboardInterrupt:
+            print(f"{program}: stopped.", file=sys.stderr)
+            return 130
 
     app.run(guarded, flags_parser=parse)
 
