@@ -194,11 +194,11 @@ def test_without_adaptation_it_is_keras_sgd():
 )
 def test_exclusions(patterns, adapted):
     variables, _, _ = problem()
-    optimizer = LARS(exclude_from_layer_adaptation=patterns, exclude_from_weight_decay=["kernel"])
+    optimizer = LARS(weight_decay=0.1, exclude_from_layer_adaptation=patterns, exclude_from_weight_decay=["kernel"])
     optimizer.build(variables)
     assert list(optimizer._adapted) == adapted
     # The two rules are independent.
-    assert list(optimizer._decayed) == ["kernel" not in name for name in SHAPES]
+    assert [decay > 0 for decay in optimizer._decays] == ["kernel" not in name for name in SHAPES]
 
 
 def test_default_exclusions_in_a_keras_model():
@@ -239,7 +239,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name():
         ({"weight_decay": -1e-4}, "weight_decay is -0.0001"),
         ({"epsilon": float("nan")}, "epsilon is nan"),
         ({"excluded_lr_multiplier": float("inf")}, "excluded_lr_multiplier is inf"),
-        ({"exclude_from_weight_decay": "bias"}, "exclude_from_weight_decay is 'bias', but must be a list"),
+        ({"exclude_from_weight_decay": "bias"}, "exclude_from_weight_decay is 'bias', but must be None, a list"),
         ({"exclude_from_layer_adaptation": ["("]}, r"'\(' is not a regular expression"),
     ],
 )

@@ -84,6 +84,8 @@ class Optimizer(keras.optimizers.Optimizer):
         if getattr(self, "_state_created", False):
             return
         super().build(variables)
+        self.paths = tuple(variable_path(variable) for variable in variables)
+        self.shapes = tuple(tuple(variable.shape) for variable in variables)
         self.create_state(variables)
         self._state_created = True
         self._built = True
@@ -93,13 +95,30 @@ class Optimizer(keras.optimizers.Optimizer):
         created = [self.add_variable_from_reference(variable, name) for variable in variables]
         return [slot.value for slot in created] if KERAS_3 else created
 
+    def vector(self, length: int, name: str) -> tf.Variable:
+        """A float32 variable of zeros that holds one number for each trained variable; see `store`."""
+        created = self.add_variable(shape=(length,), dtype="float32", initializer="zeros", name=name)
+        return created.value if KERAS_3 else created
+
     def update_step(self, gradient: Any, variable: tf.Variable, learning_rate: Any = None) -> None:
+        """Called by Keras in each replica; hands over to `update`."""
         if KERAS_3:
             index = self._get_variable_index(variable)
         else:
             index = self._index_dict[self._var_key(variable)]
             learning_rate = self.learning_rate
         self.update(index, gradient, variable, tf.convert_to_tensor(learning_rate))
+
+    # Keras 3 clips each replica's gradient before the all-reduce, so that the threshold grows with
+    # the number of replicas; Keras 2 clips the reduced gradient. Here both do as Keras 2.
+
+    def _clip_gradients(self, gradients: Sequence[Any]) -> Sequence[Any]:
+        return gradients if KERAS_3 else super()._clip_gradients(_rows_summed(gradients))
+
+    def _all_reduce_sum_gradients(self, grads_and_vars: Sequence[Any]) -> list[Any]:
+        reduced = super()._all_reduce_sum_gradients(grads_and_vars)
+        gradients = _rows_summed([gradient for gradient, _ in reduced])
+        return list(zip(super()._clip_gradients(gradients), [variable for _, variable in reduced]))
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
         """Refused: Keras's method excludes variables from a decay of its own, which is off here."""
@@ -115,7 +134,29 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def current_learning_rate(self) -> float:
         """The rate of the coming update."""
-        schedule = self._learning_rate
-        if isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-            return float(schedule(self.iterations))
+        return self._learning_rate_at(int(self.iterations))
+
+    def last_learning_rate(self) -> float | None:
+        """The rate of the last update; None before the first."""
+        return self._learning_rate_at(int(self.iterations) - 1) if int(self.iterations) else None
+
+    def _learning_rate_at(self, step: int) -> float:
+        if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
+            return float(self._learning_rate(step))
         return float(self.learning_rate)
+
+
+def store(vector: tf.Variable, index: int, value: tf.Tensor) -> None:
+    """vector[index] = value, where `update` runs."""
+    tf.raw_ops.ResourceScatterUpdate(resource=vector.handle, indices=index, updates=tf.cast(value, vector.dtype))
+
+
+def _rows_summed(gradients: Sequence[Any]) -> list[Any]:
+    """Sparse gradients with each row once: the norm of repeated rows is not that of the gradient."""
+    return [_row_sums(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+
+
+def _row_sums(gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    rows, positions = tf.unique(gradient.indices)
+    sums = tf.math.unsorted_segment_sum(gradient.values, positions, tf.size(rows))
+    return tf.IndexedSlices(sums, rows, gradient.dense_shape)

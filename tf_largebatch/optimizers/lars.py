@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
 
-from tf_largebatch._keras import Optimizer, register, tf, variable_path
-from tf_largebatch.optimizers.exclusions import compiled, excluded
-from tf_largebatch.optimizers.trust_ratio import norm, trust_ratio
-from tf_largebatch.validation import InputError
+from tf_largebatch._keras import Optimizer, register, store, tf
+from tf_largebatch.optimizers.exclusions import Exclusions
+from tf_largebatch.optimizers.explanation import explain
+from tf_largebatch.optimizers.lars_presets import PRESETS
+from tf_largebatch.optimizers.momentum import decayed, fused_step, momentum_step, rescale, rows_sgd, scaled
+from tf_largebatch.optimizers.trust_ratio import TrustRule
+from tf_largebatch.validation import InputError, nearest, unknown
+
+MOMENTUM_ORDERS = ("classic", "torch", "post_trust", "unscaled")
+SPARSE_RULES = ("densify", "sgd", "error")
+
+Rule = Sequence[Any] | Callable[[Any], bool] | None
 
 
 @register
 class LARS(Optimizer):
     """Momentum SGD whose rate is scaled for each variable by the ratio of its norms.
 
-    With weights w, gradient g (the mean over the global batch, after the all-reduce), velocity v,
-    learning rate gamma, trust coefficient eta, momentum mu and weight decay beta, each step is
+    With weights w, gradient g (the mean over the global batch, after the all-reduce and clipping),
+    velocity v, learning rate gamma, trust coefficient eta, momentum mu and weight decay beta, a step
+    with the default options is
 
         d      = g + beta w
         lambda = eta |w| / (|g| + beta |w| + epsilon)
         v      = mu v + gamma lambda d
         w      = w - v                    (Nesterov: w - (mu v + gamma lambda d), with the new v)
 
-    Norms are over a whole variable, in float32 (float64 for float64 variables). Where a norm is
-    zero, lambda = eta (`optimizers/trust_ratio.py` says why). A variable excluded from adaptation
-    takes lambda = `excluded_lr_multiplier`; one excluded from decay takes beta = 0.
-
-    A gradient of `tf.IndexedSlices` is made dense first: the norm of its values is not the norm of
-    the gradient where rows repeat, and momentum and decay reach every row.
+    That is algorithm 1 of You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks"
+    (arXiv 1708.03888). Norms are over a whole variable, in float32 (float64 for float64 variables).
+    A variable excluded from adaptation takes lambda = `excluded_lr_multiplier`; one excluded from
+    decay takes beta = 0. The paper is silent about exclusions and zero norms. Other options give what
+    others have published: `LARS.preset` sets them, `explain` prints the equation in force.
 
     Args:
       learning_rate: gamma; a number or a `LearningRateSchedule`. With eta = 0.001 published values
@@ -40,19 +48,27 @@ class LARS(Optimizer):
       nesterov: whether to look ahead as in the equation.
       weight_decay: beta. It is part of the gradient, so do not add an L2 regulariser as well.
       epsilon: added to the denominator as it stands; 0.0 means 0.
-      exclude_from_weight_decay: regular expressions searched for in variable paths; None excludes
-        variables of rank 1 or less, biases and normalisation layers; `[]` excludes nothing.
-      exclude_from_layer_adaptation: the same for adaptation. The two are independent.
+      exclude_from_weight_decay: variables that are not decayed: a list of regular expressions
+        searched for in variable paths, or of variables, or a function of a variable. None excludes
+        those of rank 1 or less, biases and normalisation layers; `[]` excludes nothing.
+      exclude_from_layer_adaptation: the same for adaptation. The two rules are independent.
       excluded_lr_multiplier: what gamma is multiplied by for variables excluded from adaptation.
-      **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
-        `ema_overwrite_frequency` and the like, as in Keras's own optimizers.
+      momentum_order: "classic", as above; "torch", v = mu v + lambda d and w = w - gamma v;
+        "post_trust", v = mu v + d and w = w - gamma lambda v with lambda = eta |w| / |v|; "unscaled",
+        the same with lambda from g and w. Rates are not portable between them.
+      norm_rule, zero_norm, clip, trust_min, trust_max: see `trust_ratio.TrustRule`.
+      adapt_without_decay: False leaves variables without decay unadapted, all of them if beta is 0.
+      decay_in_update: False keeps beta in lambda but out of d, for a loss with an L2 term of its own.
+      gradient_clip: elements of d are cut to this absolute value; None for no cut.
+      momentum_correction: whether v is rescaled by gamma_t / gamma_(t-1) while gamma grows.
+      sparse: a gradient of `tf.IndexedSlices` is made dense ("densify"), applied to its rows as
+        momentum SGD without lambda and beta ("sgd"), or refused ("error"). Repeated rows are summed.
+      **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm` (all three on the reduced gradient),
+        `use_ema`, `ema_momentum`, `ema_overwrite_frequency` and the like, as in Keras's optimizers.
 
     Raises:
       InputError: a value is out of its range; at the first update, where the variables are known,
         a pattern that matches none of them.
-
-    Source: You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks", algorithm 1
-    (arXiv 1708.03888). Different from it: exclusions and the zero-norm rule, which it leaves open.
     """
 
     def __init__(
@@ -63,84 +79,185 @@ class LARS(Optimizer):
         nesterov: bool = False,
         weight_decay: float = 0.0,
         epsilon: float = 0.0,
-        exclude_from_weight_decay: Sequence[str] | None = None,
-        exclude_from_layer_adaptation: Sequence[str] | None = None,
+        exclude_from_weight_decay: Rule = None,
+        exclude_from_layer_adaptation: Rule = None,
         excluded_lr_multiplier: float = 1.0,
+        momentum_order: str = "classic",
+        norm_rule: str = "sum",
+        zero_norm: str = "coefficient",
+        clip: str | None = None,
+        trust_min: float | None = None,
+        trust_max: float | None = None,
+        adapt_without_decay: bool = True,
+        decay_in_update: bool = True,
+        gradient_clip: float | None = None,
+        momentum_correction: bool = False,
+        sparse: str = "densify",
         name: str = "LARS",
         **kwargs: Any,
     ):
         super().__init__(learning_rate, name, **kwargs)
-        for argument, value, limit in (
-            ("trust_coefficient", trust_coefficient, "greater than 0"),
-            ("momentum", momentum, "at least 0 and less than 1"),
-            ("weight_decay", weight_decay, "at least 0"),
-            ("epsilon", epsilon, "at least 0"),
-            ("excluded_lr_multiplier", excluded_lr_multiplier, "at least 0"),
+        _check_numbers(
+            trust_coefficient=trust_coefficient,
+            momentum=momentum,
+            weight_decay=weight_decay,
+            epsilon=epsilon,
+            excluded_lr_multiplier=excluded_lr_multiplier,
+            gradient_clip=gradient_clip,
+        )
+        for argument, value, allowed in (
+            ("momentum_order", momentum_order, MOMENTUM_ORDERS),
+            ("sparse", sparse, SPARSE_RULES),
         ):
-            # Written so that NaN fails too.
-            inside = value > 0 if argument == "trust_coefficient" else value >= 0
-            if not inside or value == float("inf") or (argument == "momentum" and value >= 1):
-                raise InputError(f"LARS: {argument} is {value}, but must be {limit}.")
-        self.trust_coefficient = trust_coefficient
+            if value not in allowed:
+                raise InputError(
+                    f"LARS: {argument} is {value!r}{nearest(value, allowed)}, but must be one of {allowed}."
+                )
+        if momentum_order == "post_trust" and norm_rule != "vector":
+            raise InputError("LARS: momentum_order 'post_trust' takes the norm of the velocity: norm_rule='vector'.")
+        if momentum_correction and momentum_order != "classic":
+            raise InputError("LARS: momentum_correction is for momentum_order 'classic', where v holds the rate.")
+        self.trust_rule = TrustRule(trust_coefficient, norm_rule, epsilon, zero_norm, clip, trust_min, trust_max)
         self.momentum = momentum
         self.nesterov = nesterov
-        self.epsilon = epsilon
         self.excluded_lr_multiplier = excluded_lr_multiplier
+        self.momentum_order = momentum_order
+        self.adapt_without_decay = adapt_without_decay
+        self.decay_in_update = decay_in_update
+        self.gradient_clip = gradient_clip
+        self.momentum_correction = momentum_correction
+        self.sparse = sparse
         # Under these names Keras's base class would find and apply them in its own way.
         self._beta = weight_decay
-        self._decay_patterns = _patterns(exclude_from_weight_decay, "exclude_from_weight_decay")
-        self._adaptation_patterns = _patterns(exclude_from_layer_adaptation, "exclude_from_layer_adaptation")
+        self._no_decay = Exclusions(exclude_from_weight_decay, "exclude_from_weight_decay")
+        self._no_adaptation = Exclusions(exclude_from_layer_adaptation, "exclude_from_layer_adaptation")
+
+    @classmethod
+    def preset(cls, name: str, learning_rate: Any, **overrides: Any) -> LARS:
+        """LARS as a publication computes it: "intel_caffe", "mlperf" and others.
+
+        Args:
+          name: a key of `lars_presets.PRESETS`, which says what each is.
+          learning_rate: as in the constructor.
+          **overrides: any other argument; rates, momentum and decay are the recipe's to choose.
+
+        Raises:
+          InputError: there is no such preset.
+        """
+        if name not in PRESETS:
+            raise InputError(f"LARS: {unknown('preset', name, PRESETS)}.")
+        return cls(learning_rate, **{**PRESETS[name], **overrides})
 
     def create_state(self, variables: Sequence[Any]) -> None:
+        # Each slot holds -v, as in Keras's own SGD: TensorFlow's fused update needs that sign.
         self._velocities = self.slots(variables, "velocity")
-        paths = [variable_path(variable) for variable in variables]
-        ranks = [len(variable.shape) for variable in variables]
-        no_decay = excluded(self._decay_patterns, paths, ranks, "exclude_from_weight_decay")
-        no_adaptation = excluded(self._adaptation_patterns, paths, ranks, "exclude_from_layer_adaptation")
-        self._decayed = tuple(not flag for flag in no_decay)
-        self._adapted = tuple(not flag for flag in no_adaptation)
+        no_decay, no_adaptation = self._no_decay.flags(variables), self._no_adaptation.flags(variables)
+        self._decays = tuple(0.0 if excluded else self._beta for excluded in no_decay)
+        self._adapted = tuple(
+            not excluded and (self.adapt_without_decay or decay > 0)
+            for excluded, decay in zip(no_adaptation, self._decays)
+        )
+        self._trust_ratios = self.vector(len(variables), "trust_ratios")
+        if self.momentum_correction:
+            self._last_rates = self.vector(len(variables), "last_rates")
         logging.info(
-            "LARS: %d variables, %d excluded from layer adaptation, %d from weight decay.",
-            len(paths),
-            sum(no_adaptation),
-            sum(no_decay),
+            "LARS: %d variables, %d not adapted, %d not decayed.",
+            len(variables),
+            self._adapted.count(False),
+            self._decays.count(0.0),
         )
 
     def update(self, index: int, gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
-        w, g, v = variable, tf.convert_to_tensor(gradient), self._velocities[index]
-        beta = self._beta if self._decayed[index] else 0.0
-        d = g + tf.cast(beta, w.dtype) * w if beta else g
+        w, s, gamma = variable, self._velocities[index], learning_rate
+        if isinstance(gradient, tf.IndexedSlices):
+            if self.sparse == "error":
+                raise InputError(f"LARS: {variable.name} has a sparse gradient, and sparse is 'error'.")
+            if self.sparse == "sgd":
+                rows_sgd(w, s, gradient, gamma, self.momentum, self.nesterov)
+                return
+        g, beta = tf.convert_to_tensor(gradient), self._decays[index]
+        if self.momentum_correction:
+            rescale(s, self._last_rates, index, gamma)
+        if self.momentum_order == "post_trust":
+            d = decayed(g, w, beta if self.decay_in_update else 0.0, self.gradient_clip)
+            u = momentum_step(s, d, 1.0, self.momentum, self.nesterov)
+            ratio, _ = self._ratio(index, w, u, u, beta, gamma)
+            w.assign_add(scaled(gamma, ratio, w.dtype) * u)
+            return
+        d = g
+        if self.trust_rule.norm_rule == "vector":
+            d = decayed(g, w, beta, None)
+        ratio, beta = self._ratio(index, w, g, d, beta, gamma)
+        beta = beta if self.decay_in_update else 0.0
+        rate = scaled(gamma, ratio, w.dtype)
+        if self.momentum_order == "classic" and self.momentum and self.gradient_clip is None:
+            fused_step(w, s, g, rate, beta, self.momentum, self.nesterov)
+            return
+        inside, outside = {
+            "classic": (rate, tf.ones((), w.dtype)),
+            "torch": (tf.cast(ratio, w.dtype), tf.cast(gamma, w.dtype)),
+            "unscaled": (tf.ones((), w.dtype), rate),
+        }[self.momentum_order]
+        d = decayed(g, w, beta, self.gradient_clip)
+        w.assign_add(outside * momentum_step(s, d, inside, self.momentum, self.nesterov))
+
+    def _ratio(self, index: int, w: Any, g: Any, d: Any, beta: float, gamma: tf.Tensor) -> tuple[tf.Tensor, Any]:
         if self._adapted[index]:
-            ratio = trust_ratio(norm(w), norm(g), self.trust_coefficient, beta, self.epsilon)
+            ratio, beta = self.trust_rule.apply(w, g, d, beta, gamma)
         else:
-            ratio = tf.cast(self.excluded_lr_multiplier, learning_rate.dtype)
-        step = tf.cast(tf.cast(learning_rate, ratio.dtype) * ratio, w.dtype) * d
-        mu = tf.cast(self.momentum, w.dtype)
-        velocity = mu * v + step
-        v.assign(velocity)
-        w.assign_sub(mu * velocity + step if self.nesterov else velocity)
+            ratio = tf.constant(self.excluded_lr_multiplier, tf.float32)
+        store(self._trust_ratios, index, ratio)
+        return ratio, beta
+
+    def trust_ratios(self) -> list[float]:
+        """Lambda of each variable at the last update, in the order of `paths`; 0 before the first."""
+        return [float(ratio) for ratio in self._trust_ratios.numpy()]
+
+    def explain(self) -> str:
+        """The equation in force, and for each variable what was done to it at the last step."""
+        return explain(self)
 
     def get_config(self) -> dict[str, Any]:
         """Every argument, so that a saved model trains on as it did."""
         config = super().get_config()
+        rule = self.trust_rule
         config.update(
-            trust_coefficient=self.trust_coefficient,
+            trust_coefficient=rule.coefficient,
             momentum=self.momentum,
             nesterov=self.nesterov,
             weight_decay=self._beta,
-            epsilon=self.epsilon,
-            exclude_from_weight_decay=self._decay_patterns,
-            exclude_from_layer_adaptation=self._adaptation_patterns,
+            epsilon=rule.epsilon,
+            exclude_from_weight_decay=self._no_decay.config(),
+            exclude_from_layer_adaptation=self._no_adaptation.config(),
             excluded_lr_multiplier=self.excluded_lr_multiplier,
+            momentum_order=self.momentum_order,
+            norm_rule=rule.norm_rule,
+            zero_norm=rule.zero_norm,
+            clip=rule.clip,
+            trust_min=rule.trust_min,
+            trust_max=rule.trust_max,
+            adapt_without_decay=self.adapt_without_decay,
+            decay_in_update=self.decay_in_update,
+            gradient_clip=self.gradient_clip,
+            momentum_correction=self.momentum_correction,
+            sparse=self.sparse,
         )
         return config
 
 
-def _patterns(patterns: Sequence[str] | None, argument: str) -> tuple[str, ...] | None:
-    if patterns is None:
-        return None
-    if isinstance(patterns, str):
-        raise InputError(f"LARS: {argument} is {patterns!r}, but must be a list of regular expressions or None.")
-    for pattern in patterns:
-        compiled(pattern, argument)
-    return tuple(patterns)
+def _check_numbers(**numbers: float | None) -> None:
+    for argument, value in numbers.items():
+        positive = argument in ("trust_coefficient", "gradient_clip")
+        if value is None and argument == "gradient_clip":
+            continue
+        # Written so that NaN fails too.
+        inside = (value > 0 if positive else value >= 0) and value < (1 if argument == "momentum" else float("inf"))
+        if not inside:
+            limit = (
+                "at least 0 and less than 1"
+                if argument == "momentum"
+                else "greater than 0"
+                if positive
+                else "at least 0"
+            )
+            raise InputError(f"LARS: {argument} is {value}, but must be {limit} and finite.")
