@@ -11,7 +11,7 @@ import pytest
 import yaml
 from one_sentence import refusal
 
-from tf_largebatch import config, named_functions
+from tf_largebatch import config, named_functions, optimizer_config
 
 SHIPPED = sorted(config.shipped_configs().glob("*.yaml"))
 RECIPE = """
@@ -48,7 +48,7 @@ def file(tmp_path):
             ("beta", "gamma"),
         ),
         (["optimizer.exclude_from_weight_decay=null"], "optimizer.exclude_from_weight_decay", None),
-        (["optimizer={name: sgd}"], "optimizer", config.Sgd("sgd")),
+        (["optimizer={name: sgd}"], "optimizer", optimizer_config.Sgd("sgd")),
         (["network_options.depth=2"], "network_options", {"width": 4, "depth": 2}),
         (["network_options.deep.er=2"], "network_options", {"width": 4, "deep": {"er": 2}}),
         # The first equals sign ends the key.

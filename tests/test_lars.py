@@ -38,17 +38,19 @@ def problem(dtype=np.float32, steps=50, seed=0):
     """Variables, gradients for each step, and a changing rate."""
     draw = np.random.default_rng(seed)
     values = [np.zeros(shape) if name.startswith("zero") else draw.normal(size=shape) for name, shape in SHAPES.items()]
+    # Far from zero: a difference relative to a number that passes zero would say nothing.
+    values[0] = values[0] + 100.0
     values = [np.asarray(value, dtype) for value in values]
     gradients = [[np.asarray(draw.normal(size=shape), dtype) for shape in SHAPES.values()] for _ in range(steps)]
     # A variable without gradient for a while: the norm is zero, the decay is not.
-    for step in range(5, 10):
+    for step in range(5, min(10, steps)):
         gradients[step][2] = np.zeros(SHAPES["dense/kernel"], dtype)
     variables = [make_variable(value, name) for name, value in zip(SHAPES, values)]
     return variables, values, gradients
 
 
-def apply_all(optimizer, variables, gradients_by_step):
-    @tf.function
+def apply_all(optimizer, variables, gradients_by_step, jit_compile=None):
+    @tf.function(jit_compile=jit_compile)
     def step(gradients):
         optimizer.apply_gradients(zip(gradients, variables))
 
@@ -277,3 +279,23 @@ def test_ema_of_the_base_class_works():
     # The average begins at the weight after the first step on Keras 3, before it on Keras 2.
     expected = (0.5 + 0.25) / 2 if KERAS_3 else ((1 + 0.5) / 2 + 0.25) / 2
     np.testing.assert_allclose(np.asarray(variable), expected)
+
+
+@pytest.mark.skipif(not KERAS_3, reason="a Keras 2 variable does not know its regularizer")
+def test_a_regularizer_beside_the_weight_decay_is_warned_of_once():
+    from unittest import mock
+
+    from absl import logging
+
+    def compiled(weight_decay):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_regularizer="l2", name="dense")])
+        model.compile(LARS(0.1, weight_decay=weight_decay), "mse")
+        return model
+
+    with mock.patch.object(logging, "warning") as warning:
+        compiled(0.0).fit(np.ones((4, 2)), np.ones((4, 1)), verbose=0)
+        assert warning.call_count == 0
+        model = compiled(1e-4)
+        model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=2, verbose=0)
+    assert warning.call_count == 1
+    assert "dense/kernel" in warning.call_args.args[0] % warning.call_args.args[1:]

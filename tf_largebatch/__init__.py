@@ -13,8 +13,11 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     # Classes that Keras saves by name.
+    "LAMB": "optimizers.lamb",
     "LARS": "optimizers.lars",
+    "Halvings": "schedules",
     "PolynomialDecay": "schedules",
+    "StepDecay": "schedules",
     "Warmup": "schedules",
     # Everything else.
     "BatchSplit": "distribution.batch_split",
@@ -23,11 +26,12 @@ _MODULE_OF = {
     "Recipe": "config",
     "load_recipe": "config",
     "run": "training",
+    "scale_up": "scaling",
     "split_batch": "distribution.batch_split",
     "strategy": "distribution.strategies",
 }
 _RENAMED = {"load_recipe": "load", "split_batch": "split"}
-_SAVED_BY_KERAS = ("LARS", "PolynomialDecay", "Warmup")
+_SAVED_BY_KERAS = ("LAMB", "LARS", "Halvings", "PolynomialDecay", "StepDecay", "Warmup")
 
 __all__ = ["__version__", *_MODULE_OF]
 

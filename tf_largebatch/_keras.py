@@ -11,6 +11,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+
 from tf_largebatch.validation import InputError
 
 if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
@@ -51,15 +53,24 @@ def variable_path(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
+_TWICE = "%s decays %s, which a regularizer of the layer decays as well: leave one of them out."
+
+
+def warn_if_regularized(model: keras.Model, weight_decay: float) -> None:
+    """On Keras 2, warns of a model with regularizers that an optimizer decays too; Keras 3's optimizers do it."""
+    if not KERAS_3 and weight_decay and model.losses:
+        logging.warning(_TWICE, "the optimizer", f"the weights of {model.name}")
+
+
 class Optimizer(keras.optimizers.Optimizer):
     """Base of this package's optimizers, the same on both Kerases.
 
-    A subclass implements `create_state(variables)`, called once, and
-    `update(index, gradient, variable, learning_rate)`, called in each replica with the reduced
+    A subclass implements `create_state(variables)`, called once, which leaves each variable's weight
+    decay in `_decays`, and `update(index, gradient, variable, learning_rate)`, called in each replica with the reduced
     gradient; `index` is the variable's place in what `create_state` was given.
     """
 
-    def __init__(self, learning_rate: Any, name: str, **kwargs: Any):
+    def __init__(self, learning_rate: Any, name: str, jit_compile: bool = False, **kwargs: Any):
         if isinstance(learning_rate, (int, float)):
             learning_rate = float(learning_rate)
         elif isinstance(learning_rate, dict):
@@ -68,8 +79,9 @@ class Optimizer(keras.optimizers.Optimizer):
         kwargs["weight_decay"] = None
         if KERAS_3:
             super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+            self.jit_compile = jit_compile
         else:
-            super().__init__(name=name, **kwargs)
+            super().__init__(name=name, jit_compile=jit_compile, **kwargs)
             self._learning_rate = self._build_learning_rate(learning_rate)
 
     def create_state(self, variables: Sequence[Any]) -> None:
@@ -87,6 +99,10 @@ class Optimizer(keras.optimizers.Optimizer):
         self.paths = tuple(variable_path(variable) for variable in variables)
         self.shapes = tuple(tuple(variable.shape) for variable in variables)
         self.create_state(variables)
+        # Keras 2 variables do not know their regularizer; `warn_if_regularized` looks at the model there.
+        regularized = [v for v, decay in zip(variables, self._decays) if decay and getattr(v, "regularizer", None)]
+        if regularized:
+            logging.warning(_TWICE, type(self).__name__, ", ".join(map(variable_path, regularized)))
         self._state_created = True
         self._built = True
 
@@ -126,6 +142,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
+        config["jit_compile"] = self.jit_compile
         if not KERAS_3:
             # Keras 2 leaves the rate to its subclasses, and gives a number as NumPy's, which is not JSON.
             rate = self._serialize_hyperparameter(self._learning_rate)

@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import yaml
-from pydantic import ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
+from tf_largebatch import schedule_config
+from tf_largebatch.optimizer_config import OPTIMIZERS, AnyOptimizer
+from tf_largebatch.schedule_config import DECAYS, AnySchedule
 from tf_largebatch.validation import (
+    STRICT,
     FolderName,
-    Fraction,
     InputError,
-    NonNegativeFloat,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     Seed,
     fault_of_value,
@@ -29,55 +30,11 @@ from tf_largebatch.validation import (
     unknown,
 )
 
-_STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
+# Parts of a recipe of which there are several kinds: what they are called, the key that names one, the kinds.
+_UNIONS = {"optimizer": ("optimizer", "name", OPTIMIZERS), "schedule": ("decay", "decay", DECAYS)}
 
 
-@dataclass(frozen=True, config=_STRICT)
-class Schedule:
-    """Learning rate over global steps: a linear warm-up, then polynomial decay to the last step.
-
-    `decay_from` is where the decay begins to count: "warmup_end" as the papers' TPU code has it,
-    or "start" as both Caffe releases have it (the rate is then below the peak after the warm-up).
-    """
-
-    peak_learning_rate: PositiveFloat
-    warmup_epochs: NonNegativeFloat = 0.0
-    warmup_start_rate: NonNegativeFloat = 0.0
-    decay_power: PositiveFloat = 2.0
-    decay_from: Literal["start", "warmup_end"] = "warmup_end"
-    end_learning_rate: NonNegativeFloat = 0.0
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Lars:
-    """Arguments of `tf_largebatch.LARS`; its docstring says what each does."""
-
-    name: Literal["lars"]
-    trust_coefficient: PositiveFloat = 0.001
-    momentum: Fraction = 0.9
-    nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
-    epsilon: NonNegativeFloat = 0.0
-    exclude_from_weight_decay: tuple[str, ...] | None = None
-    exclude_from_layer_adaptation: tuple[str, ...] | None = None
-    excluded_lr_multiplier: NonNegativeFloat = 1.0
-
-
-@dataclass(frozen=True, config=_STRICT)
-class Sgd:
-    """Momentum SGD as the papers' baseline has it: weight decay is part of the gradient."""
-
-    name: Literal["sgd"]
-    momentum: Fraction = 0.9
-    nesterov: bool = False
-    weight_decay: NonNegativeFloat = 0.0
-    exclude_from_weight_decay: tuple[str, ...] | None = None
-
-
-OPTIMIZERS = {"lars": Lars, "sgd": Sgd}
-
-
-@dataclass(frozen=True, config=_STRICT)
+@dataclass(frozen=True, config=STRICT)
 class Recipe:
     """One training run, complete: the same run on any cluster.
 
@@ -91,8 +48,8 @@ class Recipe:
     dataset: str
     global_batch_size: PositiveInt
     epochs: PositiveInt
-    optimizer: Annotated[Lars | Sgd, Field(discriminator="name")]
-    schedule: Schedule
+    optimizer: AnyOptimizer
+    schedule: AnySchedule
     network_options: dict[str, Any] = Field(default_factory=dict)
     dataset_options: dict[str, Any] = Field(default_factory=dict)
     seed: Seed = 0
@@ -138,18 +95,9 @@ def from_dict(tree: dict[str, Any], where: str = "recipe") -> Recipe:
         # A misspelt key is also a missing one; its own fault says more.
         faults.sort(key=lambda fault: fault["type"] != "unexpected_keyword_argument")
         raise InputError(f"{where}: {_sentence(faults[0])}.") from None
-    schedule = recipe.schedule
-    if schedule.warmup_epochs >= recipe.epochs:
-        raise InputError(
-            f"{where}: schedule.warmup_epochs is {schedule.warmup_epochs}, but must be less than "
-            f"epochs ({recipe.epochs})."
-        )
-    for key in ("warmup_start_rate", "end_learning_rate"):
-        if getattr(schedule, key) > schedule.peak_learning_rate:
-            raise InputError(
-                f"{where}: schedule.{key} is {getattr(schedule, key)}, but must be at most "
-                f"schedule.peak_learning_rate ({schedule.peak_learning_rate})."
-            )
+    fault = schedule_config.fault(recipe.schedule, recipe.epochs)
+    if fault:
+        raise InputError(f"{where}: {fault}.")
     return recipe
 
 
@@ -221,25 +169,31 @@ def _override(tree: dict[str, Any], override: str) -> None:
         tree = tree[key]
         if not isinstance(tree, dict):
             raise InputError(f"--set {override!r}: {'.'.join(parents[:depth])} is {tree!r} and has no keys.")
+    if keys == "schedule.decay":
+        schedule_config.drop_keys_of_others(tree, value)
     tree[last] = value
 
 
 def _sentence(fault: dict[str, Any]) -> str:
     place = [str(part) for part in fault["loc"]]
     owner: type = Recipe
-    if len(place) > 1 and place[0] == "optimizer":
+    union, tag, kinds = _UNIONS.get(place[0], ("", "", {}))
+    if len(place) > 1 and union:
         # pydantic puts the union's tag ("lars") into the place; it is not a key of the file.
-        owner = OPTIMIZERS[place.pop(1)]
-    elif len(place) > 1 and place[0] == "schedule":
-        owner = Schedule
+        owner = kinds[place.pop(1)]
     key = ".".join(place)
     if fault["type"] == "unexpected_keyword_argument":
         names = [field.name for field in fields(owner)]
+        decays = schedule_config.owners(place[-1]) if place[0] == "schedule" else []
+        if decays:
+            return f"{key!r} is a key of decay {' and '.join(decays)}, but schedule.decay is {owner.decay}"
         return f"unknown key {key!r}{nearest(place[-1], names)}; allowed are {', '.join(names)}"
+    if fault["type"] == "union_tag_not_found" and not isinstance(fault["input"], dict):
+        return f"{key} is {fault['input']!r}, but must be a mapping of keys to values"
     if fault["type"] in ("missing", "union_tag_not_found"):
         return f"the key {key + ('.name' if fault['type'] != 'missing' else '')!r} is missing"
     if fault["type"] == "union_tag_invalid":
-        return unknown("optimizer", fault["input"]["name"], OPTIMIZERS)
+        return unknown(union, fault["input"][tag], kinds)
     if fault["type"] == "model_attributes_type":
         return f"{key} is {fault['input']!r}, but must be a mapping of keys to values"
     if place[-1] == "[key]":

@@ -6,10 +6,14 @@ import importlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tf_largebatch import named_functions, scaling
 from tf_largebatch.config import Recipe
 from tf_largebatch.named_functions import NamedFunction
+from tf_largebatch.optimizer_config import Addons, Lars, given
+from tf_largebatch.optimizers import addons
+from tf_largebatch.optimizers.lars_presets import PRESETS
 from tf_largebatch.validation import InputError
 
 RESULT_FILE = "result.json"
@@ -27,11 +31,12 @@ class Functions:
 def check(recipe: Recipe) -> Functions:
     """Checks the recipe's names and options, its data files, and its batch against the data.
 
-    A data set of the user's is found but not read.
+    A data set of the user's is found but not read, nor is an optimizer of tensorflow-addons imported.
 
     Raises:
       InputError: with one sentence that says what to mend.
     """
+    _check_optimizer(recipe.optimizer)
     network = named_functions.find("network", recipe.network, recipe.network_options, positional=2)
     dataset = named_functions.find("dataset", recipe.dataset, recipe.dataset_options)
     if ":" not in recipe.dataset:
@@ -40,6 +45,26 @@ def check(recipe: Recipe) -> Functions:
         if count is not None:
             scaling.steps_per_epoch(count, recipe.global_batch_size)
     return Functions(network, dataset)
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if isinstance(optimizer, Addons):
+        addons.check(optimizer.name, optimizer.options)
+        return
+    options = given(optimizer)
+    if isinstance(optimizer, Lars):
+        # What the optimizer itself would find only when all workers have met.
+        options = {**PRESETS.get(optimizer.preset, {}), **options}
+        order = options.get("momentum_order", "classic")
+        if order == "post_trust" and options.get("norm_rule") != "vector":
+            raise InputError(
+                "optimizer.momentum_order is 'post_trust', which needs optimizer.norm_rule to be 'vector'."
+            )
+        if order != "classic" and options.get("momentum_correction"):
+            raise InputError(f"optimizer.momentum_correction needs momentum_order 'classic', but that is {order!r}.")
+    low, high = options.get("trust_min", 0.0), options.get("trust_max", float("inf"))
+    if low > high:
+        raise InputError(f"optimizer.trust_min is {low}, but must be at most optimizer.trust_max ({high}).")
 
 
 def check_workdir(workdir: Path, overwrite: bool) -> None:

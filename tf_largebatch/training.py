@@ -16,15 +16,18 @@ from typing import Any
 import numpy as np
 
 from tf_largebatch import preflight, scaling
-from tf_largebatch._keras import keras, keras_version, set_precision, tf
+from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import batches
 from tf_largebatch.distribution import batch_split, strategies
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.monitoring.tensorboard import ScalarLog
 from tf_largebatch.monitoring.throughput import Throughput
+from tf_largebatch.optimizer_config import Addons, Lamb, Sgd, given
+from tf_largebatch.optimizers import addons
+from tf_largebatch.optimizers.lamb import LAMB
 from tf_largebatch.optimizers.lars import LARS
-from tf_largebatch.schedules import PolynomialDecay, Warmup
+from tf_largebatch.schedules import Halvings, PolynomialDecay, StepDecay, Warmup
 from tf_largebatch.validation import InputError
 
 
@@ -56,6 +59,7 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     build_network = functions.network.resolve()
     train, test = functions.dataset.resolve()(**functions.dataset.options)
     steps_per_epoch = scaling.steps_per_epoch(len(train[0]), recipe.global_batch_size)
+    schedule = learning_rate_schedule(recipe, steps_per_epoch)
 
     set_precision(recipe.precision)
     keras.utils.set_random_seed(recipe.seed)
@@ -80,7 +84,6 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     )
     test_steps = batches.evaluation_steps(len(test[0]), split)
 
-    schedule = learning_rate_schedule(recipe, steps_per_epoch)
     with strategy.scope():
         num_classes = int(max(train[1].max(), test[1].max())) + 1
         model = build_network(train[0].shape[1:], num_classes, **functions.network.options)
@@ -93,6 +96,7 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
             jit_compile=False,
         )
 
+    warn_if_regularized(model, getattr(recipe.optimizer, "weight_decay", 0.0))
     throughput = Throughput(recipe.global_batch_size)
     callbacks = [throughput, _StopWhenNotFinite()]
     if cluster.is_chief:
@@ -149,28 +153,59 @@ class _StopWhenNotFinite(keras.callbacks.Callback):
         if not math.isfinite(loss):
             raise TrainingDiverged(
                 f"the loss became {loss} in epoch {epoch + 1}: lower schedule.peak_learning_rate, or lengthen "
-                "schedule.warmup_epochs."
+                "the warm-up."
             )
 
 
 def learning_rate_schedule(recipe: Recipe, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The recipe's schedule in global steps; it reaches its end rate after the last step."""
+    """The recipe's schedule in global steps; a decay to an end rate reaches it after the last step.
+
+    Raises:
+      InputError: the warm-up takes the whole run.
+    """
     schedule, total = recipe.schedule, recipe.epochs * steps_per_epoch
-    warmup_steps = scaling.epochs_to_steps(schedule.warmup_epochs, steps_per_epoch)
-    decay_steps = total - warmup_steps if schedule.decay_from == "warmup_end" else total
-    decay = PolynomialDecay(
-        schedule.peak_learning_rate, max(decay_steps, 1), schedule.end_learning_rate, schedule.decay_power
+    warmup_steps = (
+        schedule.warmup_steps
+        or scaling.epochs_to_steps(schedule.warmup_epochs, steps_per_epoch)
+        or scaling.examples_to_steps(schedule.warmup_examples, recipe.global_batch_size)
     )
-    return Warmup(decay, warmup_steps, schedule.warmup_start_rate, after_from=schedule.decay_from)
+    if warmup_steps >= total:
+        raise InputError(f"the warm-up of the schedule takes {warmup_steps} steps, but the whole run has {total}.")
+    # Steps and halvings are placed in the run, whatever the warm-up.
+    decay_from = getattr(schedule, "decay_from", "start")
+    decay_steps = total - warmup_steps if decay_from == "warmup_end" else total
+    peak = schedule.peak_learning_rate
+    if schedule.decay == "polynomial":
+        decay = PolynomialDecay(
+            peak, decay_steps, schedule.end_learning_rate, schedule.decay_power, schedule.decay_plus_one
+        )
+    elif schedule.decay == "step":
+        decay = StepDecay.from_epochs(peak, schedule.decay_epochs, steps_per_epoch, schedule.decay_factor)
+    elif schedule.decay == "halvings" and schedule.first_halving_step is None:
+        decay = Halvings.luong234(peak, total, schedule.halvings)
+    elif schedule.decay == "halvings":
+        decay = Halvings(peak, schedule.first_halving_step, schedule.halving_interval_steps, schedule.halvings)
+    elif schedule.decay == "cosine":
+        # Keras gives the end rate as a fraction of the first.
+        end = schedule.end_learning_rate / peak
+        decay = keras.optimizers.schedules.CosineDecay(peak, decay_steps, alpha=end)
+    else:
+        decay = peak
+    return Warmup(decay, warmup_steps, schedule.warmup_start_rate, decay_from, schedule.warmup_shape)
 
 
 def optimizer(recipe: Recipe, schedule: Any) -> keras.optimizers.Optimizer:
     """The recipe's optimizer; create it in the strategy's scope."""
-    options = asdict(recipe.optimizer)
-    if options.pop("name") == "sgd":
+    chosen, options = recipe.optimizer, given(recipe.optimizer)
+    if isinstance(chosen, Addons):
+        return addons.build(chosen.name, chosen.options, schedule)
+    if isinstance(chosen, Lamb):
+        return LAMB(schedule, **options)
+    if isinstance(chosen, Sgd):
         # LARS without its layer-wise rate is momentum SGD with the decay in the gradient.
-        options.update(exclude_from_layer_adaptation=[""], name="SGD")
-    return LARS(schedule, **options)
+        return LARS(schedule, **options, exclude_from_layer_adaptation=[""], name="SGD")
+    preset = options.pop("preset", None)
+    return LARS.preset(preset, schedule, **options) if preset else LARS(schedule, **options)
 
 
 def environment() -> dict[str, str | int]:

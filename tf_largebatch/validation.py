@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 
 class InputError(ValueError):
@@ -41,6 +41,8 @@ def _folder_name(value: str) -> str:
     return value
 
 
+# How recipes and arguments are read: no key that is not theirs, no infinity.
+STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 # Types of recipe values and of the options of networks and data sets.
 Int = Annotated[int, BeforeValidator(_whole_number)]
 Float = Annotated[float, BeforeValidator(_number)]
@@ -75,6 +77,20 @@ def fault_of_value(key: str, fault: dict[str, Any]) -> str:
     return f"{key} is {fault['input']!r}, but must be {_allowed(fault)}"
 
 
+def checked(name: str, value: Any, allowed: Any) -> Any:
+    """`value` read as the type `allowed`, such as `PositiveInt`.
+
+    Raises:
+      InputError: it is none: `NAME is VALUE, but must be ...`.
+    """
+    try:
+        return TypeAdapter(allowed, config=ConfigDict(allow_inf_nan=False)).validate_python(value)
+    except ValidationError as failure:
+        fault = failure.errors(include_url=False)[0]
+        name = ".".join([name, *map(str, fault["loc"])])
+        raise InputError(f"{fault_of_value(name, fault)}.") from None
+
+
 def _allowed(fault: dict[str, Any]) -> str:
     context = fault.get("ctx", {})
     limits = {
@@ -84,6 +100,7 @@ def _allowed(fault: dict[str, Any]) -> str:
         "less_than_equal": "at most {le}",
         "value_error": "{error}",
         "finite_number": "a finite number",
+        "too_short": "a list of {min_length} or more",
     }
     if fault["type"] == "literal_error":
         return context["expected"] + nearest(fault["input"], re.findall(r"'(.+?)'", context["expected"]))

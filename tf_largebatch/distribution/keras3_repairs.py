@@ -1,11 +1,16 @@
-"""Keras 3's `fit` and `evaluate` under MultiWorkerMirroredStrategy, made to work.
+"""Keras 3 under tf.distribute, made to work: `fit`, `evaluate` and loss scaling.
 
-Public issue: keras-team/keras#20585 (open since 2024). Stock Keras 3 raises "Attempt to convert a
-value (PerReplica...)" there, for two reasons, both in keras/src/backend/tensorflow/trainer.py:
+Public issue: keras-team/keras#20585 (open since 2024). Under MultiWorkerMirroredStrategy stock Keras 3
+raises "Attempt to convert a value (PerReplica...)", for two reasons, both in
+keras/src/backend/tensorflow/trainer.py:
 
 1. `_maybe_symbolic_build` averages the first batch over the replicas to learn its shapes. The
    collective strategy cannot reduce a nested batch. Any replica's part has the right shapes.
 2. `reduce_per_replica` takes the mean of scalar metrics over `axis=0`, an axis they do not have.
+
+3. `LossScaleOptimizer` looks for inf and NaN in the gradient of the first replica alone, before the
+   all-reduce: an inf elsewhere reaches the weights, and workers that disagree wait for each other for
+   ever. Any replica's inf makes the reduced gradient infinite, so all replicas must know of it.
 
 `tests/conformance/test_keras3_canary.py` tells when Keras no longer needs this file.
 """
@@ -17,7 +22,7 @@ from typing import Any
 
 from absl import logging
 
-from tf_largebatch._keras import KERAS_3, keras_version, tf
+from tf_largebatch._keras import KERAS_3, keras, keras_version, tf
 
 TESTED_VERSIONS = ("3.15.0", "3.15.1")
 
@@ -39,6 +44,7 @@ def apply() -> None:
 
     _replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _build_from_first_replica)
     _replace(trainer, "reduce_per_replica", _reduce_scalars)
+    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_on_all_replicas)
 
 
 def undo() -> None:
@@ -79,3 +85,14 @@ def _reduce_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
         return original(values, strategy, reduction)
 
     return reduce_per_replica
+
+
+def _finite_on_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    def check_finite(self: Any, grads: Any) -> tf.Tensor:
+        finite = original(self, grads)
+        context = tf.distribute.get_replica_context()
+        if context is None or context.num_replicas_in_sync == 1:
+            return finite
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(finite, tf.int32)) == context.num_replicas_in_sync
+
+    return check_finite

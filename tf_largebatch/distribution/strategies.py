@@ -14,8 +14,8 @@ from tf_largebatch.validation import InputError
 def strategy(cluster: Cluster | None = None) -> tf.distribute.Strategy:
     """The strategy for this process: MultiWorkerMirrored, Mirrored over its devices, or OneDevice.
 
-    With several workers it waits until all have started, and repairs Keras 3
-    (`keras3_repairs.py`). Call it before any other use of TensorFlow: the devices are fixed then.
+    It repairs Keras 3 (`keras3_repairs.py`), and with several workers waits until all have started.
+    Call it before any other use of TensorFlow: the devices are fixed then.
 
     Args:
       cluster: as `cluster.from_environment` gives it; None reads TF_CONFIG.
@@ -35,6 +35,7 @@ def strategy(cluster: Cluster | None = None) -> tf.distribute.Strategy:
         )
         return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+    keras3_repairs.apply()
     devices = [f"/{device.device_type}:{index}" for index, device in enumerate(tf.config.list_logical_devices(kind))]
     return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.OneDeviceStrategy(devices[0])
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 
-def explain(lars: Any) -> str:
-    """The equation of a `LARS` in force, and for each variable what was done to it at the last step.
+def explain(lars: Any, equation: Callable[[Any], list[str]] | None = None) -> str:
+    """The equation of an optimizer in force, and for each variable what was done to it at the last step.
 
     Args:
       lars: the optimizer; before its first update there is the equation alone.
+      equation: gives the equation's lines; None for those of LARS.
     """
-    lines = [f"LARS, gamma = {lars.current_learning_rate():.6g} at step {int(lars.iterations)}", *equation(lars)]
+    title = f"{type(lars).__name__}, gamma = {lars.current_learning_rate():.6g} at step {int(lars.iterations)}"
+    lines = [title, *(equation or lars_equation)(lars)]
     if not getattr(lars, "_state_created", False):
         return "\n".join([*lines, "", "Not built yet: the variables are known from the first update on."])
     ratios = lars.trust_ratios()
@@ -25,7 +28,7 @@ def explain(lars: Any) -> str:
     return "\n".join([*lines, "", *table])
 
 
-def equation(lars: Any) -> list[str]:
+def lars_equation(lars: Any) -> list[str]:
     """The update, with the numbers in force, one equation a line."""
     rule, beta = lars.trust_rule, lars._beta
     mu, order = lars.momentum, lars.momentum_order

@@ -12,14 +12,34 @@ ZERO_NORM_RULES = ("coefficient", "one", "zero", "plain")
 CLIPS = (None, "larc")
 
 
-def norm(x: tf.Tensor) -> tf.Tensor:
+# Sums of fewer elements are not worth slicing.
+_SLICES, _WORTH_SLICING = 16, 4096
+
+
+def norm(x: tf.Tensor, for_xla: bool = False) -> tf.Tensor:
     """L2 norm over all elements, a scalar in float32, or float64 where `x` is float64.
 
-    Squares of 16-bit values overflow and underflow in 16 bits, so they are taken in float32.
+    Squares of 16-bit values overflow and underflow in 16 bits, so they are taken in float32. Matrix
+    products, though fast, are no way to sum them: they lose digits on every kind of device.
+
+    Args:
+      x: a tensor or variable of any shape, fully defined where `for_xla`.
+      for_xla: sum 16 slices element by element first: vector code under XLA on CPU, and four times as
+        fast there, but half as fast without XLA.
     """
     x = tf.cast(x, tf.float64 if x.dtype == tf.float64 else tf.float32)
-    # l2_loss is sum(x^2) / 2 in one pass, without a second array of the size of x.
-    return tf.sqrt(2.0 * tf.nn.l2_loss(x))
+    size = x.shape.num_elements()
+    if not for_xla or size < _WORTH_SLICING:
+        # l2_loss is sum(x^2) / 2 in one pass, without a second array of the size of x.
+        return tf.sqrt(2.0 * tf.nn.l2_loss(x))
+    whole = size - size % _SLICES
+    x = tf.reshape(x, (size,))
+    slices = tf.unstack(tf.reshape(x[:whole], (_SLICES, whole // _SLICES)))
+    # Each squared on its own: XLA then makes one loop of it, without an array of all squares.
+    squares = slices[0] * slices[0]
+    for one in slices[1:]:
+        squares = squares + one * one
+    return tf.sqrt(tf.reduce_sum(squares) + tf.reduce_sum(tf.square(x[whole:])))
 
 
 @dataclass(frozen=True)
@@ -67,7 +87,7 @@ class TrustRule:
             )
 
     def apply(
-        self, w: tf.Tensor, g: tf.Tensor, d: tf.Tensor, beta: float, gamma: tf.Tensor
+        self, w: tf.Tensor, g: tf.Tensor, d: tf.Tensor, beta: float, gamma: tf.Tensor, for_xla: bool = False
     ) -> tuple[tf.Tensor, tf.Tensor | float]:
         """Lambda, and the beta that holds with it (0 where `zero_norm` is "plain" and applies).
 
@@ -76,12 +96,13 @@ class TrustRule:
             rule is not "vector".
           beta: weight decay of this variable.
           gamma: learning rate, a scalar.
+          for_xla: see `norm`.
 
         Returns:
           Scalars in the dtype of `norm`.
         """
-        weight_norm = norm(w)
-        gradient_norm = norm(d if self.norm_rule == "vector" else g)
+        weight_norm = norm(w, for_xla)
+        gradient_norm = norm(d if self.norm_rule == "vector" else g, for_xla)
         denominator = gradient_norm + self.epsilon
         if self.norm_rule == "sum":
             denominator = gradient_norm + beta * weight_norm + self.epsilon
