@@ -65,9 +65,10 @@ def warn_if_regularized(model: keras.Model, weight_decay: float) -> None:
 class Optimizer(keras.optimizers.Optimizer):
     """Base of this package's optimizers, the same on both Kerases.
 
-    A subclass implements `create_state(variables)`, called once, which leaves each variable's weight
-    decay in `_decays`, and `update(index, gradient, variable, learning_rate)`, called in each replica with the reduced
-    gradient; `index` is the variable's place in what `create_state` was given.
+    A subclass implements `create_state(variables)`, called once, which leaves in `_decays` each
+    variable's weight decay if it has any, and `update(index, gradient, variable, learning_rate)`,
+    called in each replica with the reduced gradient; `index` is the variable's place in what
+    `create_state` was given.
     """
 
     def __init__(self, learning_rate: Any, name: str, jit_compile: bool = False, **kwargs: Any):
@@ -98,6 +99,7 @@ class Optimizer(keras.optimizers.Optimizer):
         super().build(variables)
         self.paths = tuple(variable_path(variable) for variable in variables)
         self.shapes = tuple(tuple(variable.shape) for variable in variables)
+        self._decays: tuple[float, ...] = (0.0,) * len(variables)
         self.create_state(variables)
         # Keras 2 variables do not know their regularizer; `warn_if_regularized` looks at the model there.
         regularized = [v for v, decay in zip(variables, self._decays) if decay and getattr(v, "regularizer", None)]

@@ -30,7 +30,7 @@ CASES = {
     "missing folder": (["--set", "dataset_options.folder=/no/such/folder"], {}, "there is no folder"),
     "truncated file": (["--set", "dataset_options.folder={truncated}"], {}, "truncated"),
     "no such config": (["--config=fashon_mnist_lars_b1k"], {}, "did you mean 'fashion_mnist_lars_b1k'?"),
-    "unknown flag": (["--epochs=3"], {}, "unknown flag 'epochs'"),
+    "unknown flag": (["--epochs=3"], {}, "nknown command line flag 'epochs'"),
     "no JSON": ([], {"TF_CONFIG": "{worker"}, "TF_CONFIG is not JSON"),
     "task not in cluster": (
         [],

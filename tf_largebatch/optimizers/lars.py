@@ -209,7 +209,7 @@ class LARS(Optimizer):
         if self._adapted[index]:
             ratio, beta = self.trust_rule.apply(w, g, d, beta, gamma, self.jit_compile)
         else:
-            ratio = tf.constant(self.excluded_lr_multiplier, tf.float32)
+            ratio = tf.constant(self.excluded_lr_multiplier, tf.float64 if w.dtype == tf.float64 else tf.float32)
         store(self._trust_ratios, index, ratio)
         return ratio, beta
 

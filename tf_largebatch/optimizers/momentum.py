@@ -21,8 +21,8 @@ from tf_largebatch._keras import store, tf
 def decayed(g: tf.Tensor, w: tf.Variable, beta: Any, clip: float | None) -> tf.Tensor:
     """d = g + beta w, its elements cut to [-clip, clip]; `beta` is a number or a scalar tensor."""
     if tf.is_tensor(beta) or beta:
-        g = g + tf.cast(beta, g.dtype) * w
-    return g if clip is None else tf.clip_by_value(g, tf.cast(-clip, g.dtype), tf.cast(clip, g.dtype))
+        g = g + _scalar(beta, g.dtype) * w
+    return g if clip is None else tf.clip_by_value(g, tf.constant(-clip, g.dtype), tf.constant(clip, g.dtype))
 
 
 def scaled(gamma: tf.Tensor, ratio: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -33,7 +33,7 @@ def scaled(gamma: tf.Tensor, ratio: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 def momentum_step(s: tf.Variable, d: tf.Tensor, a: Any, momentum: float, nesterov: bool) -> tf.Tensor:
     """Updates the slot and returns u."""
-    mu, step = tf.cast(momentum, s.dtype), tf.cast(a, s.dtype) * d
+    mu, step = tf.constant(momentum, s.dtype), tf.cast(a, s.dtype) * d
     new = mu * s - step
     s.assign(new)
     return mu * new - step if nesterov else new
@@ -47,9 +47,10 @@ def fused_step(
     The second computes s = mu s - rate g and w = w + s. The decay reaches it through the slot: with
     s - (rate beta / mu) w in place of s it gives s = mu s - rate (g + beta w).
     """
-    mu = tf.cast(momentum, w.dtype)
+    # tf.constant, because tf.cast takes a number through float32.
+    mu = tf.constant(momentum, w.dtype)
     if tf.is_tensor(beta) or beta:
-        decay = rate * tf.cast(beta, w.dtype)
+        decay = rate * _scalar(beta, w.dtype)
         value = tf.convert_to_tensor(w)
         tf.raw_ops.ResourceApplyGradientDescent(var=s.handle, alpha=decay / mu, delta=value)
         if nesterov:
@@ -70,7 +71,7 @@ def rows_sgd(
         lr=tf.cast(gamma, w.dtype),
         grad=gradient.values,
         indices=gradient.indices,
-        momentum=tf.cast(momentum, w.dtype),
+        momentum=tf.constant(momentum, w.dtype),
         use_nesterov=nesterov,
     )
 
@@ -82,3 +83,8 @@ def rescale(s: tf.Variable, last_rates: tf.Variable, index: int, gamma: tf.Tenso
     factor = tf.where(growing, tf.math.divide_no_nan(gamma, last), tf.ones_like(gamma))
     s.assign(s * tf.cast(factor, s.dtype))
     store(last_rates, index, gamma)
+
+
+def _scalar(value: Any, dtype: tf.DType) -> tf.Tensor:
+    """A number or a scalar tensor in `dtype`."""
+    return tf.cast(value, dtype) if tf.is_tensor(value) else tf.constant(value, dtype)

@@ -117,7 +117,7 @@ class TrustRule:
             ratio = tf.math.divide_no_nan(tf.minimum(ratio, gamma), gamma)
         defined = tf.logical_and(weight_norm > 0, gradient_norm > 0)
         otherwise = {"coefficient": self.coefficient, "one": 1.0, "zero": 0.0, "plain": 1.0}[self.zero_norm]
-        ratio = tf.where(defined, ratio, tf.cast(otherwise, ratio.dtype))
+        ratio = tf.where(defined, ratio, tf.constant(otherwise, ratio.dtype))
         if self.zero_norm == "plain" and beta:
-            return ratio, tf.where(defined, tf.cast(beta, ratio.dtype), tf.zeros((), ratio.dtype))
+            return ratio, tf.where(defined, tf.constant(beta, ratio.dtype), tf.zeros((), ratio.dtype))
         return ratio, beta
