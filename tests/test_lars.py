@@ -236,7 +236,7 @@ def test_a_pattern_that_matches_nothing_is_an_error_with_the_nearest_name():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"momentum": 1.0}, "momentum is 1.0, but must be at least 0 and less than 1"),
+        ({"momentum": 1.0}, "LARS: momentum is 1.0, but must be less than 1"),
         ({"trust_coefficient": 0.0}, "trust_coefficient is 0.0, but must be greater than 0"),
         ({"weight_decay": -1e-4}, "weight_decay is -0.0001"),
         ({"epsilon": float("nan")}, "epsilon is nan"),

@@ -43,8 +43,19 @@ def test_python_programs_run(program, tmp_path):
     assert (tmp_path / "model.keras").exists() == (program == blocks("python")[0])
 
 
+def test_the_explanation_shown_is_the_explanation_given(tmp_path):
+    shown, _ = blocks("text")
+    (program,) = [program for program in blocks("python") if "explain()" in program]
+    (tmp_path / "program.py").write_text(program)
+    given = [line.split() for line in python("program.py", cwd=tmp_path).stdout.splitlines()]
+    *equation_and_head, row, _ = [line.split() for line in shown.splitlines()]
+    assert all(line in given for line in equation_and_head)
+    # Weights are drawn anew each time, so a row's two numbers differ; on Keras 2 the path does.
+    assert row[1:4] in [line[1:4] for line in given]
+
+
 def test_the_error_shown_is_the_error_given():
-    (shown,) = blocks("text")
+    _, shown = blocks("text")
     done = python(launcher("train"), "--config=configs/fashion_mnist_lars_b1k.yaml", "--set", "epoch=3", cwd=ROOT)
     assert done.stderr.startswith(shown.strip().removesuffix("..."))
 

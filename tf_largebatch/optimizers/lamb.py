@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from absl import logging
 
-from tf_largebatch._keras import Optimizer, register, store, tf
-from tf_largebatch.optimizers.exclusions import Exclusions
-from tf_largebatch.optimizers.explanation import explain
+from tf_largebatch._keras import register, tf
+from tf_largebatch.optimizers.layer_adaptation import LayerAdaptedOptimizer, Rule
 from tf_largebatch.optimizers.momentum import scaled
 from tf_largebatch.optimizers.trust_ratio import TrustRule
-from tf_largebatch.validation import Fraction, NonNegativeFloat, PositiveFloat, checked
-
-Rule = Sequence[Any] | Callable[[Any], bool] | None
+from tf_largebatch.validation import Fraction, PositiveFloat, checked
 
 
 @register
-class LAMB(Optimizer):
+class LAMB(LayerAdaptedOptimizer):
     """Adam whose step is scaled for each variable to the norm of its weights.
 
     With weights w, gradient g (the mean over the global batch, after the all-reduce and clipping),
@@ -53,7 +49,8 @@ class LAMB(Optimizer):
       excluded_lr_multiplier: what gamma is multiplied by for variables excluded from adaptation.
       trust_min, trust_max: bounds of lambda where no norm is zero; None for none.
       bias_correction: False for m^ = m and v^ = v, as You's ImageNet code and ColossalAI have it.
-      **kwargs: `jit_compile`, see `LARS`; `clipnorm`, `clipvalue`, `global_clipnorm` (all three on the
+      jit_compile: say True where XLA compiles the training step; see `LARS`.
+      **kwargs: `clipnorm`, `clipvalue`, `global_clipnorm` (all three on the
         reduced gradient), `use_ema`, `ema_momentum`, `ema_overwrite_frequency` and the like, as in
         Keras's optimizers.
 
@@ -77,33 +74,29 @@ class LAMB(Optimizer):
         trust_min: float | None = None,
         trust_max: float | None = None,
         bias_correction: bool = True,
+        jit_compile: bool = False,
         name: str = "LAMB",
         **kwargs: Any,
     ):
-        super().__init__(learning_rate, name, **kwargs)
+        super().__init__(
+            learning_rate,
+            name,
+            jit_compile,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            excluded_lr_multiplier,
+            **kwargs,
+        )
         self.beta_1 = checked("LAMB: beta_1", beta_1, Fraction)
         self.beta_2 = checked("LAMB: beta_2", beta_2, Fraction)
         self.epsilon = checked("LAMB: epsilon", epsilon, PositiveFloat)
-        self.excluded_lr_multiplier = checked("LAMB: excluded_lr_multiplier", excluded_lr_multiplier, NonNegativeFloat)
         self.bias_correction = checked("LAMB: bias_correction", bias_correction, bool)
         self.trust_rule = TrustRule(1.0, "vector", 0.0, "one", None, trust_min, trust_max)
-        # Under these names Keras's base class would find and apply them in its own way.
-        self._beta = checked("LAMB: weight_decay", weight_decay, NonNegativeFloat)
-        self._no_decay = Exclusions(exclude_from_weight_decay, "exclude_from_weight_decay")
-        self._no_adaptation = Exclusions(exclude_from_layer_adaptation, "exclude_from_layer_adaptation")
 
     def create_state(self, variables: Sequence[Any]) -> None:
+        super().create_state(variables)
         self._m, self._v = self._moments(variables, "m"), self._moments(variables, "v")
-        no_decay, no_adaptation = self._no_decay.flags(variables), self._no_adaptation.flags(variables)
-        self._decays = tuple(0.0 if excluded else self._beta for excluded in no_decay)
-        self._adapted = tuple(not excluded for excluded in no_adaptation)
-        self._trust_ratios = self.vector(len(variables), "trust_ratios")
-        logging.info(
-            "LAMB: %d variables, %d not adapted, %d not decayed.",
-            len(variables),
-            self._adapted.count(False),
-            self._decays.count(0.0),
-        )
 
     def _moments(self, variables: Sequence[Any], name: str) -> list[tf.Variable]:
         """One zero variable for each of `variables`: of its shape and dtype, or flat in float32 where
@@ -144,11 +137,7 @@ class LAMB(Optimizer):
         r = (root / correction_1) * (m / (tf.sqrt(v) + self.epsilon * root))
         r = tf.reshape(r, w.shape)
         u = r + beta * tf.cast(w, r.dtype) if beta else r
-        if self._adapted[index]:
-            ratio, _ = self.trust_rule.apply(w, g, u, beta, gamma, self.jit_compile)
-        else:
-            ratio = tf.constant(self.excluded_lr_multiplier, m.dtype)
-        store(self._trust_ratios, index, ratio)
+        ratio, _ = self.ratio(index, w, g, u, beta, gamma)
         tf.raw_ops.ResourceApplyGradientDescent(
             var=w.handle, alpha=scaled(gamma, ratio, w.dtype), delta=tf.cast(u, w.dtype)
         )
@@ -166,13 +155,23 @@ class LAMB(Optimizer):
         logs = [math.log(beta) if beta else -math.inf for beta in rounded]
         return -tf.math.expm1(t * logs[0]), -tf.math.expm1(t * logs[1])
 
-    def trust_ratios(self) -> list[float]:
-        """Lambda of each variable at the last update, in the order of `paths`; 0 before the first."""
-        return [float(ratio) for ratio in self._trust_ratios.numpy()]
-
-    def explain(self) -> str:
-        """The equation in force, and for each variable what was done to it at the last step."""
-        return explain(self, equation)
+    def equation(self) -> list[str]:
+        beta_1, beta_2, beta, rule = self.beta_1, self.beta_2, self._beta, self.trust_rule
+        low = 0.0 if rule.trust_min is None else rule.trust_min
+        high = math.inf if rule.trust_max is None else rule.trust_max
+        bounds = f", within [{low:g}, {high:g}]" if (low, high) != (0.0, math.inf) else ""
+        r = f"m / (sqrt(v) + {self.epsilon:g})"
+        if self.bias_correction:
+            r = f"m / (1 - {beta_1:g}^t) / (sqrt(v / (1 - {beta_2:g}^t)) + {self.epsilon:g}), t = 1 at the first step"
+        return [
+            f"  m      = {beta_1:g} m + {1 - beta_1:g} g",
+            f"  v      = {beta_2:g} v + {1 - beta_2:g} g^2",
+            f"  r      = {r}",
+            f"  u      = r + {beta:g} w" if beta else "  u      = r",
+            f"  lambda = |w| / |u|{bounds}; 1 where a norm is 0",
+            "  w      = w - gamma lambda u",
+            f"  not adapted: lambda = {self.excluded_lr_multiplier:g}; not decayed: u = r",
+        ]
 
     def get_config(self) -> dict[str, Any]:
         """Every argument, so that a saved model trains on as it did."""
@@ -181,32 +180,8 @@ class LAMB(Optimizer):
             beta_1=self.beta_1,
             beta_2=self.beta_2,
             epsilon=self.epsilon,
-            weight_decay=self._beta,
-            exclude_from_weight_decay=self._no_decay.config(),
-            exclude_from_layer_adaptation=self._no_adaptation.config(),
-            excluded_lr_multiplier=self.excluded_lr_multiplier,
             trust_min=self.trust_rule.trust_min,
             trust_max=self.trust_rule.trust_max,
             bias_correction=self.bias_correction,
         )
         return config
-
-
-def equation(lamb: LAMB) -> list[str]:
-    """The update, with the numbers in force, one equation a line."""
-    beta_1, beta_2, beta, rule = lamb.beta_1, lamb.beta_2, lamb._beta, lamb.trust_rule
-    low = 0.0 if rule.trust_min is None else rule.trust_min
-    high = math.inf if rule.trust_max is None else rule.trust_max
-    bounds = f", within [{low:g}, {high:g}]" if (low, high) != (0.0, math.inf) else ""
-    r = f"m / (sqrt(v) + {lamb.epsilon:g})"
-    if lamb.bias_correction:
-        r = f"m / (1 - {beta_1:g}^t) / (sqrt(v / (1 - {beta_2:g}^t)) + {lamb.epsilon:g}), t = 1 at the first step"
-    return [
-        f"  m      = {beta_1:g} m + {1 - beta_1:g} g",
-        f"  v      = {beta_2:g} v + {1 - beta_2:g} g^2",
-        f"  r      = {r}",
-        f"  u      = r + {beta:g} w" if beta else "  u      = r",
-        f"  lambda = |w| / |u|{bounds}; 1 where a norm is 0",
-        "  w      = w - gamma lambda u",
-        f"  not adapted: lambda = {lamb.excluded_lr_multiplier:g}; not decayed: u = r",
-    ]

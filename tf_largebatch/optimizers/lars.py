@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from absl import logging
-
-from tf_largebatch._keras import Optimizer, register, store, tf
-from tf_largebatch.optimizers.exclusions import Exclusions
-from tf_largebatch.optimizers.explanation import explain
+from tf_largebatch._keras import register, tf
+from tf_largebatch.optimizers.lars_equation import lars_equation
 from tf_largebatch.optimizers.lars_presets import PRESETS
+from tf_largebatch.optimizers.layer_adaptation import LayerAdaptedOptimizer, Rule
 from tf_largebatch.optimizers.momentum import decayed, fused_step, momentum_step, rescale, rows_sgd, scaled
 from tf_largebatch.optimizers.trust_ratio import TrustRule
-from tf_largebatch.validation import InputError, nearest, unknown
+from tf_largebatch.validation import (
+    Fraction,
+    InputError,
+    NonNegativeFloat,
+    PositiveFloat,
+    checked,
+    nearest,
+    unknown,
+)
 
 MOMENTUM_ORDERS = ("classic", "torch", "post_trust", "unscaled")
 SPARSE_RULES = ("densify", "sgd", "error")
 
-Rule = Sequence[Any] | Callable[[Any], bool] | None
-
 
 @register
-class LARS(Optimizer):
+class LARS(LayerAdaptedOptimizer):
     """Momentum SGD whose rate is scaled for each variable by the ratio of its norms.
 
     With weights w, gradient g (the mean over the global batch, after the all-reduce and clipping),
@@ -100,14 +104,15 @@ class LARS(Optimizer):
         name: str = "LARS",
         **kwargs: Any,
     ):
-        super().__init__(learning_rate, name, jit_compile, **kwargs)
-        _check_numbers(
-            trust_coefficient=trust_coefficient,
-            momentum=momentum,
-            weight_decay=weight_decay,
-            epsilon=epsilon,
-            excluded_lr_multiplier=excluded_lr_multiplier,
-            gradient_clip=gradient_clip,
+        super().__init__(
+            learning_rate,
+            name,
+            jit_compile,
+            weight_decay,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            excluded_lr_multiplier,
+            **kwargs,
         )
         for argument, value, allowed in (
             ("momentum_order", momentum_order, MOMENTUM_ORDERS),
@@ -121,20 +126,23 @@ class LARS(Optimizer):
             raise InputError("LARS: momentum_order 'post_trust' takes the norm of the velocity: norm_rule='vector'.")
         if momentum_correction and momentum_order != "classic":
             raise InputError("LARS: momentum_correction is for momentum_order 'classic', where v holds the rate.")
-        self.trust_rule = TrustRule(trust_coefficient, norm_rule, epsilon, zero_norm, clip, trust_min, trust_max)
-        self.momentum = momentum
+        self.trust_rule = TrustRule(
+            checked("LARS: trust_coefficient", trust_coefficient, PositiveFloat),
+            norm_rule,
+            checked("LARS: epsilon", epsilon, NonNegativeFloat),
+            zero_norm,
+            clip,
+            trust_min,
+            trust_max,
+        )
+        self.momentum = checked("LARS: momentum", momentum, Fraction)
         self.nesterov = nesterov
-        self.excluded_lr_multiplier = excluded_lr_multiplier
         self.momentum_order = momentum_order
         self.adapt_without_decay = adapt_without_decay
         self.decay_in_update = decay_in_update
-        self.gradient_clip = gradient_clip
+        self.gradient_clip = checked("LARS: gradient_clip", gradient_clip, PositiveFloat | None)
         self.momentum_correction = momentum_correction
         self.sparse = sparse
-        # Under these names Keras's base class would find and apply them in its own way.
-        self._beta = weight_decay
-        self._no_decay = Exclusions(exclude_from_weight_decay, "exclude_from_weight_decay")
-        self._no_adaptation = Exclusions(exclude_from_layer_adaptation, "exclude_from_layer_adaptation")
 
     @classmethod
     def preset(cls, name: str, learning_rate: Any, **overrides: Any) -> LARS:
@@ -153,23 +161,13 @@ class LARS(Optimizer):
         return cls(learning_rate, **{**PRESETS[name], **overrides})
 
     def create_state(self, variables: Sequence[Any]) -> None:
+        super().create_state(variables)
         # Each slot holds -v, as in Keras's own SGD: TensorFlow's fused update needs that sign.
         self._velocities = self.slots(variables, "velocity")
-        no_decay, no_adaptation = self._no_decay.flags(variables), self._no_adaptation.flags(variables)
-        self._decays = tuple(0.0 if excluded else self._beta for excluded in no_decay)
-        self._adapted = tuple(
-            not excluded and (self.adapt_without_decay or decay > 0)
-            for excluded, decay in zip(no_adaptation, self._decays)
-        )
-        self._trust_ratios = self.vector(len(variables), "trust_ratios")
+        if not self.adapt_without_decay:
+            self._adapted = tuple(adapted and decay > 0 for adapted, decay in zip(self._adapted, self._decays))
         if self.momentum_correction:
             self._last_rates = self.vector(len(variables), "last_rates")
-        logging.info(
-            "LARS: %d variables, %d not adapted, %d not decayed.",
-            len(variables),
-            self._adapted.count(False),
-            self._decays.count(0.0),
-        )
 
     def update(self, index: int, gradient: Any, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
         w, s, gamma = variable, self._velocities[index], learning_rate
@@ -185,13 +183,13 @@ class LARS(Optimizer):
         if self.momentum_order == "post_trust":
             d = decayed(g, w, beta if self.decay_in_update else 0.0, self.gradient_clip)
             u = momentum_step(s, d, 1.0, self.momentum, self.nesterov)
-            ratio, _ = self._ratio(index, w, u, u, beta, gamma)
+            ratio, _ = self.ratio(index, w, u, u, beta, gamma)
             w.assign_add(scaled(gamma, ratio, w.dtype) * u)
             return
         d = g
         if self.trust_rule.norm_rule == "vector":
             d = decayed(g, w, beta, None)
-        ratio, beta = self._ratio(index, w, g, d, beta, gamma)
+        ratio, beta = self.ratio(index, w, g, d, beta, gamma)
         beta = beta if self.decay_in_update else 0.0
         rate = scaled(gamma, ratio, w.dtype)
         if self.momentum_order == "classic" and self.momentum and self.gradient_clip is None:
@@ -205,21 +203,8 @@ class LARS(Optimizer):
         d = decayed(g, w, beta, self.gradient_clip)
         w.assign_add(outside * momentum_step(s, d, inside, self.momentum, self.nesterov))
 
-    def _ratio(self, index: int, w: Any, g: Any, d: Any, beta: float, gamma: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        if self._adapted[index]:
-            ratio, beta = self.trust_rule.apply(w, g, d, beta, gamma, self.jit_compile)
-        else:
-            ratio = tf.constant(self.excluded_lr_multiplier, tf.float64 if w.dtype == tf.float64 else tf.float32)
-        store(self._trust_ratios, index, ratio)
-        return ratio, beta
-
-    def trust_ratios(self) -> list[float]:
-        """Lambda of each variable at the last update, in the order of `paths`; 0 before the first."""
-        return [float(ratio) for ratio in self._trust_ratios.numpy()]
-
-    def explain(self) -> str:
-        """The equation in force, and for each variable what was done to it at the last step."""
-        return explain(self)
+    def equation(self) -> list[str]:
+        return lars_equation(self)
 
     def get_config(self) -> dict[str, Any]:
         """Every argument, so that a saved model trains on as it did."""
@@ -229,11 +214,7 @@ class LARS(Optimizer):
             trust_coefficient=rule.coefficient,
             momentum=self.momentum,
             nesterov=self.nesterov,
-            weight_decay=self._beta,
             epsilon=rule.epsilon,
-            exclude_from_weight_decay=self._no_decay.config(),
-            exclude_from_layer_adaptation=self._no_adaptation.config(),
-            excluded_lr_multiplier=self.excluded_lr_multiplier,
             momentum_order=self.momentum_order,
             norm_rule=rule.norm_rule,
             zero_norm=rule.zero_norm,
@@ -247,21 +228,3 @@ class LARS(Optimizer):
             sparse=self.sparse,
         )
         return config
-
-
-def _check_numbers(**numbers: float | None) -> None:
-    for argument, value in numbers.items():
-        positive = argument in ("trust_coefficient", "gradient_clip")
-        if value is None and argument == "gradient_clip":
-            continue
-        # Written so that NaN fails too.
-        inside = (value > 0 if positive else value >= 0) and value < (1 if argument == "momentum" else float("inf"))
-        if not inside:
-            limit = (
-                "at least 0 and less than 1"
-                if argument == "momentum"
-                else "greater than 0"
-                if positive
-                else "at least 0"
-            )
-            raise InputError(f"LARS: {argument} is {value}, but must be {limit} and finite.")

@@ -1,35 +1,12 @@
-"""What an optimizer does, in words a reader can check: its equation, and a line for each variable."""
+"""LARS's update in words a reader can check, with the numbers in force."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 
-def explain(lars: Any, equation: Callable[[Any], list[str]] | None = None) -> str:
-    """The equation of an optimizer in force, and for each variable what was done to it at the last step.
-
-    Args:
-      lars: the optimizer; before its first update there is the equation alone.
-      equation: gives the equation's lines; None for those of LARS.
-    """
-    title = f"{type(lars).__name__}, gamma = {lars.current_learning_rate():.6g} at step {int(lars.iterations)}"
-    lines = [title, *(equation or lars_equation)(lars)]
-    if not getattr(lars, "_state_created", False):
-        return "\n".join([*lines, "", "Not built yet: the variables are known from the first update on."])
-    ratios = lars.trust_ratios()
-    rate = lars.last_learning_rate()
-    rows = [("variable", "shape", "adapted", "decayed", "trust ratio", "effective rate")]
-    for path, shape, adapted, decay, ratio in zip(lars.paths, lars.shapes, lars._adapted, lars._decays, ratios):
-        shown = ("-", "-") if rate is None else (f"{ratio:.4g}", f"{rate * ratio:.4g}")
-        rows.append((path, "x".join(map(str, shape)) or "scalar", _yes(adapted), _yes(decay > 0), *shown))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, "", *table])
-
-
 def lars_equation(lars: Any) -> list[str]:
-    """The update, with the numbers in force, one equation a line."""
+    """One equation a line, of a `LARS`."""
     rule, beta = lars.trust_rule, lars._beta
     mu, order = lars.momentum, lars.momentum_order
     d = f"g + {beta:g} w" if beta and lars.decay_in_update else "g"
@@ -68,7 +45,3 @@ def lars_equation(lars: Any) -> list[str]:
     multiplier = lars.excluded_lr_multiplier
     lines.append(f"  not adapted: lambda = {multiplier:g}; not decayed: d = g, and no decay in lambda")
     return lines
-
-
-def _yes(flag: bool) -> str:
-    return "yes" if flag else "no"
