@@ -16,7 +16,7 @@ import numpy as np
 
 import tf_largebatch
 from tf_largebatch import LARS
-from tf_largebatch._keras import keras, tf
+from tf_largebatch._keras import keras, set_precision, tf
 
 output = sys.argv[1]
 if "TF_CONFIG" not in os.environ:
@@ -43,9 +43,12 @@ def optimizers():
     for suffix, clip in CLIPS.items():
         # An epsilon makes LARS's step depend on the size of the gradient, so that a clip shows.
         yield f"LARS{suffix}", lambda clip=clip: LARS(2.0, weight_decay=1e-3, epsilon=0.01, **clip)
-        yield f"SGD{suffix}", lambda clip=clip: LARS(0.1, exclude_from_layer_adaptation=[""], **clip)
-        yield f"keras.SGD{suffix}", lambda clip=clip: keras.optimizers.SGD(0.1, momentum=0.9, **clip)
+    for suffix in ("", " global"):
+        clip = CLIPS[suffix]
         yield f"LAMB{suffix}", lambda clip=clip: tf_largebatch.LAMB(0.01, weight_decay=0.1, **clip)
+        # Numbers that are exact in float32 too, through which Keras takes its momentum.
+        yield f"keras.SGD{suffix}", lambda clip=clip: keras.optimizers.SGD(0.125, momentum=0.5, **clip)
+    yield "SGD", lambda: LARS(0.125, momentum=0.5, exclude_from_layer_adaptation=[""])
     yield "LARS torch nesterov", lambda: LARS(2.0, weight_decay=1e-3, momentum_order="torch", nesterov=True)
     yield "LARS rows", lambda: LARS(0.1, sparse="sgd")
     # Without ema_overwrite_frequency, which Keras 3 cannot do on several replicas: it updates
@@ -101,7 +104,7 @@ def train(strategy, make_optimizer, dtype):
 strategy = tf_largebatch.strategy()
 results = {}
 for dtype in STEPS:
-    keras.backend.set_floatx(dtype)
+    set_precision(dtype)
     for case, make in optimizers():
         results.update({f"{dtype}/{case}/{name}": w for name, w in train(strategy, make, dtype).items()})
 np.savez(output, **results)

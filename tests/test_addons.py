@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,8 @@ def package(tmp_path, monkeypatch):
     for name, source in PACKAGE.items():
         (folder / "optimizers" / name).write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
+    # One that another test has imported would be found before it.
+    monkeypatch.delitem(sys.modules, "tensorflow_addons", raising=False)
     return folder / "optimizers"
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import subprocess
+import sys
+import time
 import tomllib
+import urllib.request
 
-from conftest import ROOT, launcher, python
+from conftest import ROOT, free_ports, launcher, python
 
 
 def test_quickstart(tmp_path):
@@ -26,3 +31,26 @@ def test_quickstart(tmp_path):
     # The chief alone writes events and reports; the other worker's lines would carry its name.
     assert "[worker 1] test accuracy" not in done.stdout
     assert len(list((tmp_path / "runs" / "quickstart" / "tensorboard" / "train").iterdir())) == 1
+    tags = served_tags(tmp_path / "runs" / "quickstart" / "tensorboard")
+    assert set(tags) == {"train", "test"}
+    assert {"loss", "accuracy", "learning_rate", "images_per_second"} <= set(tags["train"])
+
+
+def served_tags(folder):
+    """{run: tags} as a real TensorBoard, started as the quick-start's last line says, serves them."""
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--port", str(port)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 90
+        while time.monotonic() < deadline and server.poll() is None:
+            with contextlib.suppress(OSError):
+                answer = urllib.request.urlopen(f"http://127.0.0.1:{port}/data/plugin/scalars/tags", timeout=10)
+                # Runs appear one by one while it reads them.
+                if len(tags := json.load(answer)) == 2:
+                    return tags
+            time.sleep(0.5)
+        raise AssertionError("TensorBoard does not show both runs")
+    finally:
+        server.kill()
+        server.wait()
