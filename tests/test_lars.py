@@ -155,6 +155,16 @@ def test_scale_of_the_gradient_cancels():
     np.testing.assert_array_equal(small, large)
 
 
+def test_scale_of_the_gradient_changes_nothing_but_the_balance_with_decay():
+    # lambda (c g + beta w) = eta |w| (c g + beta w) / (c |g| + beta |w|): c and beta count as beta / c.
+    w = np.array([[1.0, -2.0], [0.5, 3.0]])
+    g = np.array([[0.3, 0.1], [-0.2, 0.4]])
+    scaled = one_step(LARS(1.0, weight_decay=0.08), w, tf.constant(4.0 * g))
+    balanced = one_step(LARS(1.0, weight_decay=0.02), w, tf.constant(g))
+    np.testing.assert_allclose(scaled, balanced, rtol=1e-12)
+    assert not np.allclose(scaled, one_step(LARS(1.0, weight_decay=0.08), w, tf.constant(g)), rtol=1e-8)
+
+
 def test_repeated_rows_of_a_sparse_gradient_are_summed_before_the_norm():
     w = np.arange(12, dtype=np.float32).reshape(4, 3) + 1
     rows = np.array([[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [5.0, 0.0, 1.0]], np.float32)

@@ -1,6 +1,9 @@
 """LARS as others have published it: for each name, the arguments of `LARS` that differ from ours.
 
-Learning rate, momentum and weight decay are not part of a preset: they belong to the recipe.
+Learning rate, momentum and weight decay are not part of a preset: they belong to the recipe. Published
+recipes by preset: AlexNet, AlexNet-BN and ResNet-50 of the Caffe releases, "intel_caffe"; You's LEGW runs
+on TPU and Google's TPU recipes for ResNet-50 (16K, 32K), "contrib"; MLPerf's, "mlperf"; LEGW as the NUS
+laboratory measured it, "nus".
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     # tf.contrib.opt.LARSOptimizer: the decay is in the ratio only, the loss has an L2 term of its
     # own, and the rate multiplies the velocity.
     "contrib": {"momentum_order": "unscaled", "decay_in_update": False, "zero_norm": "one"},
-    # tensorflow/tpu, the LARS beside EfficientNet, as the TPU recipes run it.
+    # tensorflow/tpu, the LARS beside EfficientNet.
     "tpu": {"zero_norm": "one"},
     # mlcommons/training, ResNet-50 in TensorFlow 2: an epsilon of 0.0 is replaced by Keras's 1e-7.
     "mlperf": {"zero_norm": "one", "epsilon": 1e-7},
