@@ -1,0 +1,104 @@
+"""Stub workers of a few lines, without TensorFlow, and how tests run and watch them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from tf_largebatch.supervisor import local_processes
+from tf_largebatch.supervisor.job import Job, Worker
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+# Stubs that wait for their end give up by themselves, so that a failing test leaves nothing for ever.
+WAITS = "import time; print('ready', flush=True); time.sleep(90)"
+FAILS_WITH_3 = "import sys, time; time.sleep(0.2); print('no such file'); sys.exit(3)"
+IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS
+IGNORES_ALL = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + IGNORES_SIGTERM
+ENDS_WELL = "print('done')"
+
+
+def stub_job(*programs: str) -> Job:
+    workers = tuple(Worker(rank, (sys.executable, "-c", program)) for rank, program in enumerate(programs))
+    return Job(workers, tuple(f"127.0.0.1:{2000 + worker.rank}" for worker in workers))
+
+
+def run(folder: Path, *programs: str, **options) -> tuple[int, str]:
+    output = io.StringIO()
+    code = local_processes.run(stub_job(*programs), folder, output, **options)
+    return code, output.getvalue()
+
+
+def is_running(pid: int) -> bool:
+    """Whether it runs; one that has ended and waits for its parent does not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def wait_until(condition, what: str, timeout_secs: float = 30.0):
+    deadline = time.monotonic() + timeout_secs
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {timeout_secs} s for {what}"
+        time.sleep(0.02)
+    return value
+
+
+def writes_pid(folder: Path, program: str) -> str:
+    """A stub that leaves its process id in `folder`, then does what `program` says."""
+    return textwrap.dedent(f"""
+        import os
+        open({str(folder)!r} + "/" + str(os.getpid()) + ".pid", "w").close()
+    """) + textwrap.dedent(program)
+
+
+def pids(folder: Path) -> list[int]:
+    return [int(file.stem) for file in folder.glob("*.pid")]
+
+
+@contextlib.contextmanager
+def launcher(folder: Path, *programs: str, output=subprocess.PIPE, **options):
+    """A process of its own that runs a job of these stubs, once they are all ready."""
+    program = f"""
+import sys
+from tf_largebatch.supervisor import local_processes
+from tf_largebatch.supervisor.job import Job, Worker
+programs = {[writes_pid(folder, program) for program in programs]!r}
+workers = tuple(Worker(rank, (sys.executable, "-c", text)) for rank, text in enumerate(programs))
+sys.exit(local_processes.run(Job(workers, ("localhost:1",) * len(workers)), {str(folder)!r}, **{options!r}))
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=output,
+        stderr=subprocess.STDOUT if output == subprocess.PIPE else output,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        for pid in pids(folder):
+            if is_running(pid):
+                os.kill(pid, signal.SIGKILL)
+        process.wait(timeout=30)
+        if process.stdout:
+            process.stdout.close()
+
+
+def all_ready(folder: Path, count: int):
+    def ready() -> bool:
+        logs = [log.read_text() for log in folder.glob("worker_*.log")]
+        return sum("ready" in log for log in logs) == count
+
+    wait_until(ready, f"{count} workers to be ready")
