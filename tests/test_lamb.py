@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
-from conftest import python
 from lamb_twin import LambTwin
+from updates import apply_all, make_variable, one_step
 
-from tf_largebatch import LAMB, InputError, PolynomialDecay, Warmup
+from tf_largebatch import LAMB, InputError
 from tf_largebatch._keras import KERAS_3, keras, tf
 
 pytestmark = pytest.mark.smoke
@@ -26,14 +24,6 @@ SHAPES = {
 }
 ADAPTED = [False, False, True, False, True, True, True]
 STEPS = 100
-
-
-def make_variable(value, name):
-    if not KERAS_3:
-        return tf.Variable(value, name=name)
-    variable = keras.Variable(value, name=name.rpartition("/")[2], dtype=str(value.dtype))
-    variable._path = name
-    return variable
 
 
 def make_variables(values):
@@ -64,18 +54,6 @@ class Table(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         return tf.gather(tf.constant(RATES, tf.float32), tf.cast(step, tf.int32))
-
-
-def apply_all(optimizer, variables, gradients_by_step):
-    @tf.function
-    def step(gradients):
-        optimizer.apply_gradients(zip(gradients, variables))
-
-    if isinstance(optimizer, LAMB):
-        optimizer.build(variables)
-    for gradients in gradients_by_step:
-        step([tf.constant(g) for g in gradients])
-    return [np.asarray(variable) for variable in variables]
 
 
 def assert_close(result, expected, bound):
@@ -161,13 +139,6 @@ def test_equals_twin_under_mixed_bfloat16():
             assert np.linalg.norm(ours - theirs) < 1e-5 * np.linalg.norm(theirs)
     finally:
         keras.mixed_precision.set_global_policy("float32")
-
-
-def one_step(optimizer, value, gradient, name="dense/kernel"):
-    variable = make_variable(np.asarray(value), name)
-    optimizer.build([variable])
-    optimizer.apply_gradients([(gradient, variable)])
-    return np.asarray(variable)
 
 
 @pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16])
@@ -308,90 +279,6 @@ def test_explain_shows_the_equation_and_what_was_done():
     ratio = optimizer.trust_ratios()[list(SHAPES).index("conv2d/kernel")]
     assert float(rows["conv2d/kernel"][3]) == pytest.approx(ratio, rel=1e-3)
     assert "1 - 0.999^t" not in LAMB(bias_correction=False).explain()
-
-
-OPTIONS = {
-    "beta_1": 0.8,
-    "beta_2": 0.99,
-    "epsilon": 1e-5,
-    "weight_decay": 0.02,
-    "exclude_from_weight_decay": ("second",),
-    "exclude_from_layer_adaptation": ("bias$",),
-    "excluded_lr_multiplier": 0.25,
-    "trust_min": 0.01,
-    "trust_max": 10.0,
-    "bias_correction": False,
-    "clipnorm": 2.0,
-}
-
-
-def test_config_round_trip_keeps_everything():
-    optimizer = LAMB(Warmup(PolynomialDecay(0.1, 40), 4), **OPTIONS)
-    config = LAMB.from_config(optimizer.get_config()).get_config()
-    assert {key: config[key] for key in OPTIONS} == OPTIONS
-    assert config == optimizer.get_config()
-    # A constant rate too, and what JSON makes of a config: tuples become lists.
-    constant = json.loads(json.dumps(LAMB(0.5, **OPTIONS).get_config()))
-    assert LAMB.from_config(constant).get_config() == LAMB(0.5, **OPTIONS).get_config()
-    assert isinstance(keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)), LAMB)
-
-
-def compiled_model():
-    keras.utils.set_random_seed(1)
-    layers = [
-        keras.Input((6,)),
-        keras.layers.Dense(5, activation="relu", name="first"),
-        keras.layers.Dense(2, name="second"),
-    ]
-    model = keras.Sequential(layers)
-    # With bias correction a step count that was lost shows.
-    model.compile(LAMB(Warmup(PolynomialDecay(0.1, 40), 4, start=0.01), **{**OPTIONS, "bias_correction": True}), "mse")
-    return model
-
-
-def train(model, epochs=2):
-    draw = np.random.default_rng(2)
-    x, y = draw.normal(size=(24, 6)).astype(np.float32), draw.normal(size=(24, 2)).astype(np.float32)
-    model.fit(x, y, batch_size=8, epochs=epochs, shuffle=False, verbose=0)
-    return model
-
-
-def assert_same_weights(ours, theirs):
-    for a, b in zip(ours, theirs, strict=True):
-        # Sums over threads may round differently from process to process.
-        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
-
-
-def test_training_goes_on_in_a_fresh_process(tmp_path):
-    model = train(compiled_model())
-    model.save(str(tmp_path / "model.keras"))
-    train(model)
-    code = f"""
-from tf_largebatch import LARS  # one name brings the others
-import numpy as np
-from tensorflow import keras
-model = keras.models.load_model({str(tmp_path / "model.keras")!r})
-optimizer = model.optimizer
-assert type(optimizer).__name__ == "LAMB" and int(optimizer.iterations) == 6
-draw = np.random.default_rng(2)
-x, y = draw.normal(size=(24, 6)).astype(np.float32), draw.normal(size=(24, 2)).astype(np.float32)
-model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
-np.savez({str(tmp_path / "after.npz")!r}, *model.get_weights())
-assert optimizer._adapted == (True, False, True, False)
-assert [decay > 0 for decay in optimizer._decays] == [True, True, False, False]
-"""
-    done = python("-c", code)
-    assert done.returncode == 0, done.stderr
-    with np.load(tmp_path / "after.npz") as after:
-        assert_same_weights(model.get_weights(), list(after.values()))
-
-
-def test_tensorflow_checkpoint_restores_moments(tmp_path):
-    first, second = train(compiled_model()), compiled_model()
-    path = tf.train.Checkpoint(model=first, optimizer=first.optimizer).save(str(tmp_path / "checkpoint"))
-    second.optimizer.build(second.trainable_variables)
-    tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(path).assert_existing_objects_matched()
-    assert_same_weights(train(first).get_weights(), train(second).get_weights())
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.125])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from lars_twin import LarsTwin
+from updates import apply_all, make_variable, one_step, relative_difference
 
 from tf_largebatch import LARS, InputError, PolynomialDecay, Warmup
 from tf_largebatch._keras import KERAS_3, keras
@@ -26,14 +27,6 @@ SHAPES = {
 ADAPTED = [False, False, True, False, True, True, True, True]
 
 
-def make_variable(value, name):
-    if not KERAS_3:
-        return tf.Variable(value, name=name)
-    variable = keras.Variable(value, name=name.rpartition("/")[2], dtype=str(value.dtype))
-    variable._path = name
-    return variable
-
-
 def problem(dtype=np.float32, steps=50, seed=0):
     """Variables, gradients for each step, and a changing rate."""
     draw = np.random.default_rng(seed)
@@ -47,21 +40,6 @@ def problem(dtype=np.float32, steps=50, seed=0):
         gradients[step][2] = np.zeros(SHAPES["dense/kernel"], dtype)
     variables = [make_variable(value, name) for name, value in zip(SHAPES, values)]
     return variables, values, gradients
-
-
-def apply_all(optimizer, variables, gradients_by_step, jit_compile=None):
-    @tf.function(jit_compile=jit_compile)
-    def step(gradients):
-        optimizer.apply_gradients(zip(gradients, variables))
-
-    optimizer.build(variables)
-    for gradients in gradients_by_step:
-        step([tf.constant(g) for g in gradients])
-    return [np.asarray(variable) for variable in variables]
-
-
-def relative_difference(a, b):
-    return np.linalg.norm(np.asarray(a, np.float64) - b) / max(np.linalg.norm(b), 1e-30)
 
 
 SCHEDULE_STEPS = 50
@@ -115,13 +93,6 @@ def test_equals_twin_under_mixed_bfloat16():
             assert relative_difference(ours, theirs) < 1e-5
     finally:
         keras.mixed_precision.set_global_policy("float32")
-
-
-def one_step(optimizer, value, gradient, name="dense/kernel"):
-    variable = make_variable(np.asarray(value), name)
-    optimizer.build([variable])
-    optimizer.apply_gradients([(gradient, variable)])
-    return np.asarray(variable)
 
 
 def test_sixteen_bit_norms_neither_overflow_nor_vanish():

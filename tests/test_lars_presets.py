@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from lars_twin import ModelGardenPopular, published
-from test_lars import SHAPES, apply_all, make_variable, problem, relative_difference
+from test_lars import SHAPES, problem
+from updates import apply_all, make_variable, relative_difference
 
 from tf_largebatch import LARS, InputError, PolynomialDecay, Warmup
 from tf_largebatch.optimizers.lars_presets import PRESETS
