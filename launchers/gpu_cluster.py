@@ -16,10 +16,9 @@ from pathlib import Path
 from absl import flags
 
 import tf_largebatch
-from tf_largebatch import command_line, config, preflight
+from tf_largebatch import command_line, preflight
 from tf_largebatch.distribution import batch_split
 from tf_largebatch.supervisor import gpus, job, local_ports, local_processes
-from tf_largebatch.validation import InputError
 
 FLAGS = flags.FLAGS
 # allow_override: launchers share these names, and tests import several into one process.
@@ -42,13 +41,7 @@ flags.DEFINE_integer(
 
 
 def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise InputError(f"unexpected argument {argv[1]!r}; recipes are given with --config.")
-    if FLAGS.config is None:
-        raise InputError("--config is missing: a YAML file, or the name of a shipped config.")
-    # The folder the user stands in may hold the network or data set that the recipe names.
-    sys.path.append(os.getcwd())
-    recipe = config.load(FLAGS.config, FLAGS.set)
+    recipe = command_line.recipe(argv, FLAGS)
     workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
     visible = gpus.visible_gpus(os.environ)
     replicas_per_worker = len(job.gpu_shares(visible, FLAGS.local_workers)[0]) or 1

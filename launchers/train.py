@@ -12,10 +12,9 @@ from pathlib import Path
 
 from absl import flags
 
-from tf_largebatch import command_line, config, preflight
+from tf_largebatch import command_line, preflight
 from tf_largebatch.distribution import batch_split, cluster
 from tf_largebatch.supervisor.gpus import visible_gpus
-from tf_largebatch.validation import InputError
 
 FLAGS = flags.FLAGS
 # allow_override: launchers share these names, and tests import several into one process.
@@ -36,13 +35,7 @@ flags.DEFINE_integer(
 
 
 def main(argv: list[str]) -> int:
-    if argv[1:]:
-        raise InputError(f"unexpected argument {argv[1]!r}; recipes are given with --config.")
-    if FLAGS.config is None:
-        raise InputError("--config is missing: a YAML file, or the name of a shipped config.")
-    # The folder the user stands in may hold the network or data set that the recipe names.
-    sys.path.append(os.getcwd())
-    recipe = config.load(FLAGS.config, FLAGS.set)
+    recipe = command_line.recipe(argv, FLAGS)
     this_cluster = cluster.from_environment(os.environ)
     workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
     preflight.check(recipe)

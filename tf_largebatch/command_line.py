@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from absl import app, logging
 
+from tf_largebatch import config
 from tf_largebatch.validation import InputError, nearest
 
 
@@ -60,6 +62,20 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
             return 130
 
     app.run(guarded, flags_parser=parse)
+
+
+def recipe(arguments: list[str], flag_values: Any) -> config.Recipe:
+    """The recipe that --config and --set give; a network or data set of the user's may lie in the current folder.
+
+    Raises:
+      InputError: there is no --config, there are arguments that are no flags, or the recipe is wrong.
+    """
+    if arguments[1:]:
+        raise InputError(f"unexpected argument {arguments[1]!r}; recipes are given with --config.")
+    if flag_values.config is None:
+        raise InputError("--config is missing: a YAML file, or the name of a shipped config.")
+    sys.path.append(os.getcwd())
+    return config.load(flag_values.config, flag_values.set)
 
 
 def _sentence(failure: Exception, names: Iterable[str]) -> str:
