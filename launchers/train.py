@@ -7,6 +7,7 @@ tflb-train --config=my_recipe.yaml --set epochs=3 --set optimizer.momentum=0.95 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     this_cluster = cluster.from_environment(os.environ)
     workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
     preflight.check(recipe)
-    preflight.check_workdir(workdir, FLAGS.overwrite)
+    preflight.check_workdir(workdir, FLAGS.overwrite or FLAGS.dry_run)
     devices = len(visible_gpus(os.environ)) or (FLAGS.cpu_devices if this_cluster.num_workers == 1 else 1)
     split = batch_split.split(recipe.global_batch_size, this_cluster.num_workers, devices)
     if FLAGS.dry_run:
@@ -66,9 +67,14 @@ def main(argv: list[str]) -> int:
             f"test accuracy {result['test_accuracy']:.4f}, loss {result['test_loss']:.4f}; "
             f"{result['images_per_second']:.0f} images per second over {split.replicas} replicas\n"
             f"results: {workdir}/{preflight.RESULT_FILE}\n"
-            f"curves:  tensorboard --logdir {workdir}/tensorboard"
+            f"curves:  {_tensorboard()} --logdir {workdir}/tensorboard"
         )
-    return 0
+    return 0 if result["model_saved"] else 1
+
+
+def _tensorboard() -> str:
+    """How to start TensorBoard: by name, or by path where this environment is not the active one."""
+    return "tensorboard" if shutil.which("tensorboard") else str(Path(sys.executable).with_name("tensorboard"))
 
 
 def run() -> None:

@@ -96,6 +96,9 @@ def train(strategy, make_optimizer, dtype):
 
     for _ in range(STEPS[dtype]):
         everywhere(part(WORDS), part(TARGETS.astype(dtype)))
+    if isinstance(optimizer, (LARS, tf_largebatch.LAMB)):
+        # On several replicas too.
+        assert f"at step {STEPS[dtype]}" in optimizer.explain()
     if optimizer.use_ema:
         optimizer.finalize_variable_values(model.trainable_variables)
     return dict(zip(("embedding", "kernel", "bias"), model.get_weights()))

@@ -55,7 +55,8 @@ def scalars(folder):
 def test_result_file_is_what_run_returns(finished):
     workdir, result = finished
     with open(workdir / "result.json") as file:
-        assert json.load(file) == json.loads(json.dumps(result))
+        written = json.load(file)
+    assert {**written, "model_saved": True} == json.loads(json.dumps(result))
     assert result["steps"] == STEPS * EPOCHS
     assert result["split"]["per_replica_batch_size"] == BATCH
     assert result["images_per_second"] > 0
@@ -106,10 +107,12 @@ def test_a_finished_run_is_not_overwritten_unasked(finished):
 
 
 def test_overwrite(tmp_path):
-    training.run(recipe("epochs=2"), Cluster(), tmp_path)
+    training.run(recipe("epochs=3"), Cluster(), tmp_path)
     second = training.run(recipe("epochs=2", "seed=1"), Cluster(), tmp_path, overwrite=True)
     with open(tmp_path / "result.json") as file:
         assert json.load(file)["recipe"]["seed"] == second["recipe"]["seed"] == 1
+    # The first run's curves, an epoch longer, are gone.
+    assert scalars(tmp_path / "tensorboard" / "train")["loss"][-1][0] == 2 * STEPS
 
 
 def test_the_same_recipe_gives_the_same_run(finished, tmp_path):
@@ -178,6 +181,32 @@ def load(num_images: int = 64):
 def build(input_shape, num_classes, units: int = 4):
     return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(units), keras.layers.Dense(num_classes)])
 """
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        ("None", "returned NoneType, but must return a Keras model"),
+        ("keras.Sequential([keras.Input(input_shape), keras.layers.Dense(1)])", r"outputs of shape \(None, 1\)"),
+        ("keras.Sequential([keras.Input(input_shape), keras.layers.Reshape((6, 1))])", r"shape \(None, 6, 1\)"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused(tmp_path, monkeypatch, returned, sentence):
+    module = f"unfit_{abs(hash(returned))}"
+    code = OWN_MODULES.partition("def build")[0] + f"def build(input_shape, num_classes):\n    return {returned}\n"
+    (tmp_path / f"{module}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = recipe(f"network={module}:build", f"dataset={module}:load")
+    with pytest.raises(InputError, match=sentence):
+        training.run(own, Cluster(), tmp_path / "run")
+
+
+def test_a_model_that_cannot_be_saved_costs_the_model_alone(tmp_path):
+    # A folder in its place stands for a full disk or a layer without get_config.
+    (tmp_path / "model.keras").mkdir()
+    result = training.run(recipe("epochs=2"), Cluster(), tmp_path)
+    assert not result["model_saved"]
+    assert (tmp_path / "result.json").exists() and not (tmp_path / "draft.keras").exists()
 
 
 def test_network_and_data_of_the_users_own(tmp_path, monkeypatch):

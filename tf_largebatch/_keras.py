@@ -13,7 +13,7 @@ from typing import Any
 
 from absl import logging
 
-from tf_largebatch.validation import InputError
+from tf_largebatch.validation import InputError, NonNegativeFloat, checked
 
 if os.environ.get("KERAS_BACKEND", "tensorflow") != "tensorflow":
     raise InputError(f"KERAS_BACKEND is {os.environ['KERAS_BACKEND']!r}, but tf_largebatch trains with 'tensorflow'.")
@@ -30,7 +30,13 @@ KERAS_3 = hasattr(keras, "ops")
 if KERAS_3 and keras.config.backend() != "tensorflow":
     raise InputError(f"Keras is set to the backend {keras.config.backend()!r}, but tf_largebatch needs 'tensorflow'.")
 
-register = keras.utils.register_keras_serializable(package="tf_largebatch")
+
+def register(cls: type) -> type:
+    """Class decorator: Keras finds the class again when it loads a model."""
+    if not KERAS_3:
+        # Its .h5 files name a schedule without the package.
+        keras.utils.get_custom_objects()[cls.__name__] = cls
+    return keras.utils.register_keras_serializable(package="tf_largebatch")(cls)
 
 
 def keras_version() -> str:
@@ -73,7 +79,7 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def __init__(self, learning_rate: Any, name: str, jit_compile: bool = False, **kwargs: Any):
         if isinstance(learning_rate, (int, float)):
-            learning_rate = float(learning_rate)
+            learning_rate = checked(f"{type(self).__name__}: learning_rate", learning_rate, NonNegativeFloat)
         elif isinstance(learning_rate, dict):
             learning_rate = keras.optimizers.schedules.deserialize(learning_rate)
         # A base class that knew of a decay would apply it as well, outside the update rule.
@@ -153,16 +159,26 @@ class Optimizer(keras.optimizers.Optimizer):
 
     def current_learning_rate(self) -> float:
         """The rate of the coming update."""
-        return self._learning_rate_at(int(self.iterations))
+        return self._learning_rate_at(self.step_count())
 
     def last_learning_rate(self) -> float | None:
         """The rate of the last update; None before the first."""
-        return self._learning_rate_at(int(self.iterations) - 1) if int(self.iterations) else None
+        steps = self.step_count()
+        return self._learning_rate_at(steps - 1) if steps else None
+
+    def step_count(self) -> int:
+        """Updates made so far."""
+        # NumPy reads one replica's copy of a variable that has several; int() does not.
+        return int(_numpy(self.iterations))
 
     def _learning_rate_at(self, step: int) -> float:
         if isinstance(self._learning_rate, keras.optimizers.schedules.LearningRateSchedule):
             return float(self._learning_rate(step))
-        return float(self.learning_rate)
+        return float(_numpy(self.learning_rate))
+
+
+def _numpy(value: Any) -> Any:
+    return value.numpy() if hasattr(value, "numpy") else value
 
 
 def store(vector: tf.Variable, index: int, value: tf.Tensor) -> None:

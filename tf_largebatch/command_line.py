@@ -38,7 +38,7 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
         for flag in flag_values.get_flags_for_module(module):
             flag_values.register_key_flag_for_module(argv[0], flag)
         try:
-            return flag_values(argv)
+            arguments = flag_values(argv)
         except SystemExit:
             # --help is no failed run, though absl ends it with 1.
             sys.exit(0)
@@ -48,6 +48,10 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
                 raise
             refuse(_sentence(failure, flag_values))
             raise
+        if flag_values["verbosity"].using_default_value:
+            # absl raises a verbosity that nobody chose to INFO, which TensorFlow fills.
+            flag_values.verbosity = -1
+        return arguments
 
     def guarded(argv: list[str]) -> int | None:
         try:
@@ -57,6 +61,10 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
             logging.debug("%s", failure, exc_info=failure)
             refuse(failure)
             raise
+        except BrokenPipeError:
+            # Whoever read the output has gone. Python would complain once more when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
         except KeyboardInterrupt:
             print(f"{program}: stopped.", file=sys.stderr)
             return 130

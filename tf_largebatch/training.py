@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from absl import logging
 
 from tf_largebatch import preflight, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
-from tf_largebatch.datasets import batches
+from tf_largebatch.datasets import arrays, batches
 from tf_largebatch.distribution import batch_split, strategies
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.monitoring.tensorboard import ScalarLog
@@ -44,7 +46,7 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
       overwrite: whether a finished run in `workdir` may be replaced.
 
     Returns:
-      What `result.json` holds.
+      What `result.json` holds, and whether the model was saved ("model_saved").
 
     Raises:
       InputError: something in the recipe, the data, the cluster or `workdir` is wrong; raised
@@ -57,18 +59,22 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     replicas_per_worker = strategies.replicas_per_worker(cluster)
     split = batch_split.split(recipe.global_batch_size, cluster.num_workers, replicas_per_worker)
     build_network = functions.network.resolve()
-    train, test = functions.dataset.resolve()(**functions.dataset.options)
+    loaded = functions.dataset.resolve()(**functions.dataset.options)
+    train, test, num_classes = arrays.checked(loaded, recipe.dataset)
     steps_per_epoch = scaling.steps_per_epoch(len(train[0]), recipe.global_batch_size)
     schedule = learning_rate_schedule(recipe, steps_per_epoch)
 
     set_precision(recipe.precision)
     keras.utils.set_random_seed(recipe.seed)
+    if cluster.num_workers > 1:
+        print(f"worker {cluster.rank}: waiting until all {cluster.num_workers} workers have started", flush=True)
     strategy = strategies.strategy(cluster)
     if strategy.num_replicas_in_sync != split.replicas:
         raise InputError(
             f"the strategy has {strategy.num_replicas_in_sync} replicas, not {split.replicas}: every worker "
             f"needs as many devices as this one, {replicas_per_worker}."
         )
+    strategies.check_same_on_all_workers(strategy, recipe.to_yaml())
     if cluster.is_chief:
         kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         print(f"global batch: {split}", flush=True)
@@ -85,8 +91,8 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     test_steps = batches.evaluation_steps(len(test[0]), split)
 
     with strategy.scope():
-        num_classes = int(max(train[1].max(), test[1].max())) + 1
         model = build_network(train[0].shape[1:], num_classes, **functions.network.options)
+        _check_network(model, recipe.network, num_classes)
         model.compile(
             optimizer=optimizer(recipe, schedule),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
@@ -104,6 +110,8 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
         (workdir / preflight.RESULT_FILE).unlink(missing_ok=True)
         (workdir / "recipe.yaml").write_text(recipe.to_yaml())
         log_folder = workdir / "tensorboard"
+        # Curves of an earlier run would be drawn as part of this one.
+        shutil.rmtree(log_folder, ignore_errors=True)
         callbacks.append(
             ScalarLog(log_folder, schedule, recipe.global_batch_size, steps_per_epoch, recipe.log_every_steps)
         )
@@ -122,8 +130,6 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     ).history
     train_seconds = time.perf_counter() - started
     tested = model.evaluate(test_data, steps=test_steps, verbose=0, return_dict=True)
-    _save_model(model, cluster, workdir)
-
     result = {
         "recipe": asdict(recipe),
         "split": asdict(split),
@@ -138,6 +144,8 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     }
     if cluster.is_chief:
         write_json(workdir / preflight.RESULT_FILE, result)
+    # Last, so that a model that cannot be saved costs the model alone.
+    result["model_saved"] = _save_model(model, cluster, workdir)
     return result
 
 
@@ -227,6 +235,15 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     draft.replace(path)
 
 
+def _check_network(model: Any, name: str, num_classes: int) -> None:
+    shape = tuple(getattr(model, "output_shape", None) or ()) if isinstance(model, keras.Model) else None
+    if shape is None:
+        raise InputError(f"network {name!r} returned {type(model).__name__}, but must return a Keras model.")
+    # A subclassed model has no shape before it is called.
+    if shape and (len(shape) != 2 or not isinstance(shape[-1], int) or shape[-1] < num_classes):
+        raise InputError(f"network {name!r} has outputs of shape {shape}, but must give (None, {num_classes}) logits.")
+
+
 def _verbosity(cluster: Cluster) -> int:
     """Keras's `verbose`: a bar on a terminal, a line an epoch in a log, silence off the chief."""
     if not cluster.is_chief:
@@ -234,9 +251,18 @@ def _verbosity(cluster: Cluster) -> int:
     return 1 if sys.stdout.isatty() else 2
 
 
-def _save_model(model: keras.Model, cluster: Cluster, workdir: Path) -> None:
+def _save_model(model: keras.Model, cluster: Cluster, workdir: Path) -> bool:
     # Reading variables that are kept per replica is a collective act, so every worker saves; only
     # the chief's file is kept.
     with tempfile.TemporaryDirectory() as scratch:
-        target = workdir / "model.keras" if cluster.is_chief else Path(scratch) / "model.keras"
-        model.save(str(target))
+        draft = (workdir if cluster.is_chief else Path(scratch)) / "draft.keras"
+        try:
+            model.save(str(draft))
+            if cluster.is_chief:
+                draft.replace(workdir / "model.keras")
+        except Exception as failure:  # whatever a user's layers raise
+            draft.unlink(missing_ok=True)
+            reason = " ".join(str(failure).split())
+            logging.error("The model was trained but could not be saved in %s: %s", workdir, reason)
+            return False
+    return True

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import signal
 import socket
+import time
 
 import pytest
 from conftest import free_ports, launcher, python, tf_configs
@@ -81,3 +83,27 @@ def test_a_taken_port_is_told_at_once_though_the_peers_wait(tmp_path):
         done = python(launcher("train"), *RECIPE, timeout=60, cwd=tmp_path, TF_CONFIG=json.dumps(config))
     assert done.returncode == 2
     assert f"train: TF_CONFIG: port {mine} of this worker (worker 0) is not free" in done.stderr
+
+
+def test_workers_with_different_recipes_are_told_so(workers, tmp_path):
+    processes = [
+        workers.start(launcher("train"), *RECIPE, "--set", f"epochs={10 + rank}", cwd=tmp_path, TF_CONFIG=config)
+        for rank, config in enumerate(tf_configs(2))
+    ]
+    for process in processes:
+        output, _ = process.communicate(timeout=120)
+        assert process.returncode == 2, output[-2000:]
+        assert "train: the workers were started with different recipes" in output
+
+
+def test_a_worker_that_waits_says_so_and_can_be_interrupted(workers, tmp_path):
+    process = workers.start(launcher("train"), *RECIPE, cwd=tmp_path, TF_CONFIG=tf_configs(2)[0])
+    for line in process.stdout:
+        if "waiting until all 2 workers have started" in line:
+            break
+    # It is inside TensorFlow a moment later.
+    time.sleep(3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode != 0

@@ -9,7 +9,7 @@ import pytest
 from conftest import python
 
 from tf_largebatch import LAMB, LARS, PolynomialDecay, Warmup
-from tf_largebatch._keras import keras, tf
+from tf_largebatch._keras import KERAS_3, keras, tf
 
 pytestmark = pytest.mark.smoke
 
@@ -124,3 +124,13 @@ def test_tensorflow_checkpoint_restores_the_state(cls, tmp_path):
     second.optimizer.build(second.trainable_variables)
     tf.train.Checkpoint(model=second, optimizer=second.optimizer).restore(path).assert_existing_objects_matched()
     assert_same_weights(train(first).get_weights(), train(second).get_weights())
+
+
+@pytest.mark.skipif(KERAS_3, reason="Keras 3 does not train on from .h5 files, with its own optimizers either")
+@both
+def test_h5_files_of_keras_2(cls, tmp_path):
+    model = train(compiled_model(cls))
+    model.save(str(tmp_path / "model.h5"))
+    copy = keras.models.load_model(str(tmp_path / "model.h5"))
+    assert copy.optimizer.get_config() == model.optimizer.get_config()
+    assert_same_weights(train(model).get_weights(), train(copy).get_weights())

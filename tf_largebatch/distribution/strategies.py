@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
+import threading
+import zlib
+from collections.abc import Iterator
 
 from tf_largebatch._keras import tf
 from tf_largebatch.distribution import keras3_repairs
@@ -33,11 +38,42 @@ def strategy(cluster: Cluster | None = None) -> tf.distribute.Strategy:
             task_id=cluster.task[1],
             rpc_layer="grpc",
         )
-        return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+        with _interruptible():
+            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
     kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     keras3_repairs.apply()
     devices = [f"/{device.device_type}:{index}" for index, device in enumerate(tf.config.list_logical_devices(kind))]
     return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.OneDeviceStrategy(devices[0])
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets ctrl-C end a worker that waits for its peers: the wait runs no Python handler."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def check_same_on_all_workers(strategy: tf.distribute.Strategy, text: str) -> None:
+    """Raises InputError on every worker where the workers were given different texts.
+
+    Otherwise they would meet with different collectives, and fail with an error that names none of it.
+    """
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    own = zlib.crc32(text.encode())
+
+    @tf.function
+    def total() -> tf.Tensor:
+        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(own, tf.int64)), axis=None)
+
+    if int(total()) != own * strategy.num_replicas_in_sync:
+        raise InputError("the workers were started with different recipes; give all the same --config and --set.")
 
 
 def replicas_per_worker(cluster: Cluster) -> int:

@@ -56,7 +56,8 @@ class LARS(LayerAdaptedOptimizer):
         searched for in variable paths, or of variables, or a function of a variable. None excludes
         those of rank 1 or less, biases and normalisation layers; `[]` excludes nothing.
       exclude_from_layer_adaptation: the same for adaptation. The two rules are independent.
-      excluded_lr_multiplier: what gamma is multiplied by for variables excluded from adaptation.
+      excluded_lr_multiplier: what gamma is multiplied by for variables excluded from adaptation. At
+        1.0, as published, they take gamma as it is: 30 is much for a bias without batch norm behind it.
       momentum_order: "classic", as above; "torch", v = mu v + lambda d and w = w - gamma v;
         "post_trust", v = mu v + d and w = w - gamma lambda v with lambda = eta |w| / |v|; "unscaled",
         the same with lambda from g and w. Rates are not portable between them.
@@ -66,7 +67,8 @@ class LARS(LayerAdaptedOptimizer):
       gradient_clip: elements of d are cut to this absolute value; None for no cut.
       momentum_correction: whether v is rescaled by gamma_t / gamma_(t-1) while gamma grows.
       sparse: a gradient of `tf.IndexedSlices` is made dense ("densify"), applied to its rows as
-        momentum SGD without lambda and beta ("sgd"), or refused ("error"). Repeated rows are summed.
+        momentum SGD without lambda and beta ("sgd", not under XLA), or refused ("error"). Repeated rows
+        are summed.
       jit_compile: say True where XLA compiles the training step, as Keras 3 does by default without a
         strategy: norms are then summed in an order that it makes fast code of. On Keras 2, and on a
         GPU, the update itself is compiled as well.

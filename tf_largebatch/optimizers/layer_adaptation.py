@@ -80,7 +80,7 @@ class LayerAdaptedOptimizer(Optimizer):
 
     def explain(self) -> str:
         """The equation in force, and for each variable what was done to it at the last step."""
-        title = f"{type(self).__name__}, gamma = {self.current_learning_rate():.6g} at step {int(self.iterations)}"
+        title = f"{type(self).__name__}, gamma = {self.current_learning_rate():.6g} at step {self.step_count()}"
         lines = [title, *self.equation()]
         if not getattr(self, "_state_created", False):
             return "\n".join([*lines, "", "Not built yet: the variables are known from the first update on."])
