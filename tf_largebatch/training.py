@@ -76,11 +76,11 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
         )
     strategies.check_same_on_all_workers(strategy, recipe.to_yaml())
     if cluster.is_chief:
+        # TensorFlow's own class has an older name.
+        name = "MultiWorkerMirroredStrategy" if cluster.num_workers > 1 else type(strategy).__name__
         kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
         print(f"global batch: {split}", flush=True)
-        print(
-            f"on {kind}s, {type(strategy).__name__}, TensorFlow {tf.__version__}, Keras {keras_version()}", flush=True
-        )
+        print(f"on {kind}s, {name}, TensorFlow {tf.__version__}, Keras {keras_version()}", flush=True)
 
     training_data = strategy.distribute_datasets_from_function(
         lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed)

@@ -66,8 +66,10 @@ class TestFloat64:
         workers.end()
 
     def test_weights_agree_to_1e9_after_20_steps(self, runs, cluster):
-        for ours, alone in zip(runs[cluster][0], runs["one"][0]):
-            assert relative(ours, alone) < 1e-9
+        differences = [relative(ours, alone) for ours, alone in zip(runs[cluster][0], runs["one"][0])]
+        # The figures of the README: pytest -s shows them.
+        print(f"{cluster}, float64, 20 steps, largest of each tensor: {max(differences):.1e}")
+        assert max(differences) < 1e-9
 
     def test_results_agree(self, runs, cluster):
         for key in ("train_loss", "test_loss"):
@@ -93,12 +95,13 @@ class TestFloat32:
 
     def test_one_step_agrees_to_1e6(self, runs, cluster):
         ours, alone = runs[cluster][0], runs["one"][0]
-        for a, b in zip(ours, alone):
-            # Biases begin at zero: after one step they are the gradient's own rounding, and are
-            # compared as part of all weights.
-            if b.ndim > 1:
-                assert relative(a, b) < 1e-6
-        assert relative(np.concatenate([a.ravel() for a in ours]), np.concatenate([b.ravel() for b in alone])) < 1e-6
+        # Biases begin at zero: after one step they are the gradient's own rounding, and are compared as
+        # part of all weights.
+        kernels = max(relative(a, b) for a, b in zip(ours, alone) if b.ndim > 1)
+        together = relative(np.concatenate([a.ravel() for a in ours]), np.concatenate([b.ravel() for b in alone]))
+        biases = max(relative(a, b) for a, b in zip(ours, alone) if b.ndim == 1)
+        print(f"{cluster}, float32, one step: kernels {kernels:.1e}, all {together:.1e}, biases {biases:.1e}")
+        assert kernels < 1e-6 and together < 1e-6
 
     def test_results_agree(self, runs, cluster):
         for key in ("train_loss", "test_loss", "train_accuracy", "test_accuracy"):
