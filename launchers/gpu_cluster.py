@@ -47,7 +47,7 @@ def main(argv: list[str]) -> int:
     replicas_per_worker = len(job.gpu_shares(visible, FLAGS.local_workers)[0]) or 1
     split = batch_split.split(recipe.global_batch_size, FLAGS.local_workers, replicas_per_worker)
     preflight.check(recipe)
-    preflight.check_workdir(workdir, FLAGS.overwrite or FLAGS.dry_run)
+    preflight.check_workdir(workdir, FLAGS.overwrite)
     this_job = job.local_job(
         _train_command(workdir),
         local_ports.free_addresses(FLAGS.local_workers, FLAGS.port),

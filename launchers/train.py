@@ -40,7 +40,7 @@ def main(argv: list[str]) -> int:
     this_cluster = cluster.from_environment(os.environ)
     workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
     preflight.check(recipe)
-    preflight.check_workdir(workdir, FLAGS.overwrite or FLAGS.dry_run)
+    preflight.check_workdir(workdir, FLAGS.overwrite)
     devices = len(visible_gpus(os.environ)) or (FLAGS.cpu_devices if this_cluster.num_workers == 1 else 1)
     split = batch_split.split(recipe.global_batch_size, this_cluster.num_workers, devices)
     if FLAGS.dry_run:
