@@ -59,6 +59,16 @@ def variable_path(variable: Any) -> str:
     return getattr(variable, "path", None) or variable.name.partition(":")[0]
 
 
+def tf_variable(variable: Any) -> tf.Variable:
+    """The TF variable of a variable that Keras made."""
+    return variable.value if KERAS_3 and isinstance(variable, keras.Variable) else variable
+
+
+def sublayers(model: keras.Model) -> list[keras.layers.Layer]:
+    """The model and all layers in it, at any depth, each once."""
+    return list({id(layer): layer for layer in model._flatten_layers()}.values())
+
+
 _TWICE = "%s decays %s, which a regularizer of the layer decays as well: leave one of them out."
 
 
@@ -137,11 +147,11 @@ class Optimizer(keras.optimizers.Optimizer):
     # the number of replicas; Keras 2 clips the reduced gradient. Here both do as Keras 2.
 
     def _clip_gradients(self, gradients: Sequence[Any]) -> Sequence[Any]:
-        return gradients if KERAS_3 else super()._clip_gradients(_rows_summed(gradients))
+        return gradients if KERAS_3 else super()._clip_gradients(rows_summed(gradients))
 
     def _all_reduce_sum_gradients(self, grads_and_vars: Sequence[Any]) -> list[Any]:
         reduced = super()._all_reduce_sum_gradients(grads_and_vars)
-        gradients = _rows_summed([gradient for gradient, _ in reduced])
+        gradients = rows_summed([gradient for gradient, _ in reduced])
         return list(zip(super()._clip_gradients(gradients), [variable for _, variable in reduced]))
 
     def exclude_from_weight_decay(self, *args: Any, **kwargs: Any) -> None:
@@ -186,7 +196,7 @@ def store(vector: tf.Variable, index: int, value: tf.Tensor) -> None:
     tf.raw_ops.ResourceScatterUpdate(resource=vector.handle, indices=index, updates=tf.cast(value, vector.dtype))
 
 
-def _rows_summed(gradients: Sequence[Any]) -> list[Any]:
+def rows_summed(gradients: Sequence[Any]) -> list[Any]:
     """Sparse gradients with each row once: the norm of repeated rows is not that of the gradient."""
     return [_row_sums(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 

@@ -1,18 +1,15 @@
-"""Keras 3 under tf.distribute, made to work: `fit`, `evaluate` and loss scaling.
+"""Keras 3 under tf.distribute, made right: `apply()` for this process, `undo()` to put Keras's own back.
 
-Public issue: keras-team/keras#20585 (open since 2024). Under MultiWorkerMirroredStrategy stock Keras 3
-raises "Attempt to convert a value (PerReplica...)", for two reasons, both in
-keras/src/backend/tensorflow/trainer.py:
+    from tf_largebatch.distribution import keras3_repairs
+    keras3_repairs.apply()
 
-1. `_maybe_symbolic_build` averages the first batch over the replicas to learn its shapes. The
-   collective strategy cannot reduce a nested batch. Any replica's part has the right shapes.
-2. `reduce_per_replica` takes the mean of scalar metrics over `axis=0`, an axis they do not have.
+`strategies.strategy()` applies them. Stock Keras 3 raises, or computes something else than one
+replica would with the whole batch, in the ways listed in `_repairs`; each entry replaces one function
+of Keras, does nothing without a strategy, and has a test with the right value in tests/conformance.
+Public reports: keras-team/keras#20585 (fit under MultiWorkerMirroredStrategy), #20582 (gradient
+accumulation), tensorflow/tensorflow#72388 (steps_per_execution); open since 2024.
 
-3. `LossScaleOptimizer` looks for inf and NaN in the gradient of the first replica alone, before the
-   all-reduce: an inf elsewhere reaches the weights, and workers that disagree wait for each other for
-   ever. Any replica's inf makes the reduced gradient infinite, so all replicas must know of it.
-
-`tests/conformance/test_keras3_canary.py` tells when Keras no longer needs this file.
+`tests/conformance/test_keras3_canary.py` tells when Keras no longer needs one.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from typing import Any
 
 from absl import logging
 
-from tf_largebatch._keras import KERAS_3, keras, keras_version, tf
+from tf_largebatch._keras import KERAS_3, keras, keras_version
 
 TESTED_VERSIONS = ("3.15.0", "3.15.1")
 
@@ -40,11 +37,10 @@ def apply() -> None:
             keras_version(),
             " and ".join(TESTED_VERSIONS),
         )
-    from keras.src.backend.tensorflow import trainer
-
-    _replace(trainer.TensorFlowTrainer, "_maybe_symbolic_build", _build_from_first_replica)
-    _replace(trainer, "reduce_per_replica", _reduce_scalars)
-    _replace(keras.optimizers.LossScaleOptimizer, "check_finite", _finite_on_all_replicas)
+    for owner, attribute, repair in _repairs():
+        original = getattr(owner, attribute)
+        setattr(owner, attribute, repair(original))
+        _originals.append((owner, attribute, original))
 
 
 def undo() -> None:
@@ -53,46 +49,41 @@ def undo() -> None:
         setattr(*_originals.pop())
 
 
-def _replace(owner: Any, attribute: str, repair: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(owner, attribute)
-    setattr(owner, attribute, repair(original))
-    _originals.append((owner, attribute, original))
+def _repairs() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """(owner, attribute, repair: what was there -> what shall be there)."""
+    from keras.src.backend.tensorflow.optimizer import TFOptimizer
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+    from keras.src.losses import loss
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
 
+    from tf_largebatch.distribution import keras3_callbacks as callbacks
+    from tf_largebatch.distribution import keras3_optimizer as optimizer
+    from tf_largebatch.distribution import keras3_trainer as trainer
 
-def _multi_worker(strategy: tf.distribute.Strategy) -> bool:
-    return isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) and strategy.extended._in_multi_worker_mode()
-
-
-def _build_from_first_replica(original: Callable[..., Any]) -> Callable[..., Any]:
-    def _maybe_symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
-        strategy = self.distribute_strategy
-        if iterator is not None and _multi_worker(strategy):
-            for _, _, batches in iterator:
-                data_batch = tf.nest.map_structure(
-                    lambda value: strategy.experimental_local_results(value)[0], next(batches)
-                )
-                break
-            iterator = None
-        original(self, iterator=iterator, data_batch=data_batch)
-
-    return _maybe_symbolic_build
-
-
-def _reduce_scalars(original: Callable[..., Any]) -> Callable[..., Any]:
-    def reduce_per_replica(values: Any, strategy: tf.distribute.Strategy, reduction: str) -> Any:
-        if _multi_worker(strategy) and reduction in ("auto", "mean"):
-            return tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), values)
-        return original(values, strategy, reduction)
-
-    return reduce_per_replica
-
-
-def _finite_on_all_replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    def check_finite(self: Any, grads: Any) -> tf.Tensor:
-        finite = original(self, grads)
-        context = tf.distribute.get_replica_context()
-        if context is None or context.num_replicas_in_sync == 1:
-            return finite
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.cast(finite, tf.int32)) == context.num_replicas_in_sync
-
-    return check_finite
+    scaler, saver = keras.optimizers.LossScaleOptimizer, keras.callbacks.ModelCheckpoint
+    backup = keras.callbacks.BackupAndRestore
+    return [
+        # fit, evaluate: nested and uneven batches; exact metrics; steps_per_execution; batch-norm statistics.
+        (TensorFlowTrainer, "_maybe_symbolic_build", trainer.build_from_first_replica),
+        (TensorFlowTrainer, "_make_function", trainer.step_over_replicas),
+        (loss, "scale_loss_for_distribution", trainer.scale_by_share),
+        (loss, "unscale_loss_for_distribution", trainer.unscale_by_share),
+        # Dropout and other random layers: another mask on each replica.
+        (keras.random.SeedGenerator, "next", trainer.another_seed_on_each_replica),
+        # Optimizers: clip after the reduce; accumulation and EMA on replicas; variable paths.
+        (BaseOptimizer, "_clip_gradients", optimizer.clip_nothing_yet),
+        (TFOptimizer, "_all_reduce_sum_gradients", optimizer.reduce_then_clip),
+        (BaseOptimizer, "_backend_apply_gradients", optimizer.accumulate_outside_of_conditions),
+        (BaseOptimizer, "_get_current_learning_rate", optimizer.rate_of_real_updates),
+        (BaseOptimizer, "build", optimizer.paths_on_replicas),
+        # Loss scaling: replicas and workers agree.
+        (scaler, "_tf_apply", optimizer.reduce_before_finite_check),
+        (scaler, "_stateful_handle_finite_grads", optimizer.take_as_reduced),
+        # Callbacks: the chief writes.
+        (saver, "_get_file_path", callbacks.own_file_off_chief),
+        (backup, "_save_model", callbacks.own_backup_off_chief),
+        (backup, "on_train_begin", callbacks.restore_the_same),
+        (backup, "on_train_end", callbacks.delete_on_chief),
+        (keras.callbacks.TensorBoard, "set_model", callbacks.own_logs_off_chief),
+        (keras.callbacks.CSVLogger, "on_train_begin", callbacks.no_csv_off_chief),
+    ]
