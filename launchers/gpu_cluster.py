@@ -17,7 +17,6 @@ from absl import flags
 
 import tf_largebatch
 from tf_largebatch import command_line, preflight
-from tf_largebatch.distribution import batch_split
 from tf_largebatch.supervisor import gpus, job, local_ports, local_processes
 
 FLAGS = flags.FLAGS
@@ -38,6 +37,13 @@ flags.DEFINE_integer(
     upper_bound=65535,
     allow_override=True,
 )
+flags.DEFINE_integer(
+    "max_per_replica_batch_size",
+    0,
+    "Largest number of examples one device takes at once; more are taken in micro-batches. 0: no limit.",
+    lower_bound=0,
+    allow_override=True,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -45,8 +51,9 @@ def main(argv: list[str]) -> int:
     workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
     visible = gpus.visible_gpus(os.environ)
     replicas_per_worker = len(job.gpu_shares(visible, FLAGS.local_workers)[0]) or 1
-    split = batch_split.split(recipe.global_batch_size, FLAGS.local_workers, replicas_per_worker)
     preflight.check(recipe)
+    limit = FLAGS.max_per_replica_batch_size or None
+    split = preflight.split(recipe, FLAGS.local_workers, replicas_per_worker, limit)
     preflight.check_workdir(workdir, FLAGS.overwrite)
     this_job = job.local_job(
         _train_command(workdir),
@@ -68,6 +75,8 @@ def _train_command(workdir: Path) -> list[str]:
     # -P: or else the folder of train.py would come before everything else in sys.path.
     command = [sys.executable, "-P", str(Path(__file__).resolve().with_name("train.py")), f"--config={FLAGS.config}"]
     command += [f"--set={override}" for override in FLAGS.set]
+    limit = FLAGS.max_per_replica_batch_size
+    command += [f"--max_per_replica_batch_size={limit}"] if limit else []
     return [*command, f"--workdir={workdir}", *(["--overwrite"] if FLAGS.overwrite else [])]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from absl import flags
 
 from tf_largebatch import command_line, preflight
-from tf_largebatch.distribution import batch_split, cluster
+from tf_largebatch.distribution import cluster
 from tf_largebatch.supervisor.gpus import visible_gpus
 
 FLAGS = flags.FLAGS
@@ -33,6 +33,13 @@ flags.DEFINE_integer(
     lower_bound=1,
     allow_override=True,
 )
+flags.DEFINE_integer(
+    "max_per_replica_batch_size",
+    0,
+    "Largest number of examples one device takes at once; more are taken in micro-batches. 0: no limit.",
+    lower_bound=0,
+    allow_override=True,
+)
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +49,8 @@ def main(argv: list[str]) -> int:
     preflight.check(recipe)
     preflight.check_workdir(workdir, FLAGS.overwrite)
     devices = len(visible_gpus(os.environ)) or (FLAGS.cpu_devices if this_cluster.num_workers == 1 else 1)
-    split = batch_split.split(recipe.global_batch_size, this_cluster.num_workers, devices)
+    limit = FLAGS.max_per_replica_batch_size or None
+    split = preflight.split(recipe, this_cluster.num_workers, devices, limit)
     if FLAGS.dry_run:
         print(recipe.to_yaml() + f"\nglobal batch: {split}\nworkdir: {workdir}")
         print(f"TF_CONFIG: {this_cluster.tf_config() or 'none, one process'}")
@@ -58,7 +66,7 @@ def main(argv: list[str]) -> int:
     if FLAGS.cpu_devices > 1:
         strategies.set_logical_cpus(FLAGS.cpu_devices)
     try:
-        result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite)
+        result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite, max_per_replica_batch_size=limit)
     except training.TrainingDiverged as failure:
         print(f"train: {failure}", file=sys.stderr)
         return 1

@@ -58,10 +58,17 @@ GOOD = {
     },
     "network_options": {"width": 4},
     "dataset_options": {"num_train": 960},
+    "augmentation": "flip_and_shift",
     "seed": 3,
     "precision": "float64",
     "evaluate_every_epochs": 2,
     "log_every_steps": 5,
+    "collectives": {
+        "implementation": "ring",
+        "pack_megabytes": 16.5,
+        "timeout_seconds": 90.0,
+        "wire_dtype": "bfloat16",
+    },
 }
 UNPRINTABLE = bytes(range(256))
 
@@ -95,7 +102,7 @@ def file(tmp_path):
 def test_every_value_arrives(file):
     recipe = config.load(str(file))
     for key, value in GOOD.items():
-        nested = value if key in ("optimizer", "schedule") else {}
+        nested = value if key in ("optimizer", "schedule", "collectives") else {}
         for subkey, subvalue in nested.items():
             # A list becomes a tuple, because recipes are frozen.
             expected = tuple(subvalue) if isinstance(subvalue, list) else subvalue
@@ -127,6 +134,8 @@ def test_a_recipe_written_as_yaml_reads_back_as_itself(tree, tmp_path):
         ("seed", 2**32 - 1, 2**32 - 1),
         ("optimizer.exclude_from_weight_decay", None, None),
         ("evaluate_every_epochs", 0, 0),
+        ("collectives.pack_megabytes", "5e-1", 0.5),
+        ("collectives.pack_megabytes", None, None),
     ],
 )
 def test_values_are_read_by_the_type_of_their_field(key, value, read):
@@ -152,6 +161,8 @@ def test_values_are_read_by_the_type_of_their_field(key, value, read):
         ("name", "..", "name is '..', but must be the name of a folder"),
         ("precision", "float16", "precision is 'float16', but must be 'float32', 'float64' or 'mixed_bfloat16'"),
         ("precision", "float-64", "(did you mean 'float64'?)"),
+        ("augmentation", "flip", "augmentation is 'flip', but must be 'none' or 'flip_and_shift' (did you mean"),
+        ("augmentation", None, "augmentation is None, but must be 'none' or 'flip_and_shift'"),
         ("optimizer.momentum", 1.0, "optimizer.momentum is 1.0, but must be less than 1"),
         ("optimizer.momentum", True, "optimizer.momentum is True, but must be a number"),
         ("optimizer.momentum", float("nan"), "optimizer.momentum is nan, but must be a finite number"),
@@ -169,6 +180,12 @@ def test_values_are_read_by_the_type_of_their_field(key, value, read):
         ("batch_size", 5, "unknown key 'batch_size' (did you mean 'global_batch_size'?); allowed are name, network"),
         ("zzzz", 5, "unknown key 'zzzz'; allowed are name, network"),
         ("self", 5, "unknown key 'self'"),
+        ("collectives", "ring", "collectives is 'ring', but must be a mapping"),
+        ("collectives.implementation", "rings", "implementation is 'rings', but must be 'auto', 'ring' or 'nccl' (did"),
+        ("collectives.wire_dtype", "float16", "but must be 'float32' or 'bfloat16' (did you mean 'bfloat16'?)"),
+        ("collectives.pack_megabytes", -1, "collectives.pack_megabytes is -1, but must be at least 0"),
+        ("collectives.timeout_seconds", 0, "collectives.timeout_seconds is 0, but must be greater than 0"),
+        ("collectives.pack", 8, "unknown key 'collectives.pack' (did you mean 'pack_megabytes'?); allowed are impl"),
         # Across fields.
         ("schedule.warmup_epochs", 7, "schedule.warmup_epochs is 7.0, but must be less than epochs (7)"),
         ("schedule.warmup_start_rate", 4, "warmup_start_rate is 4.0, but must be at most schedule.peak_learning_rate"),

@@ -12,6 +12,7 @@ import yaml
 from one_sentence import refusal
 
 from tf_largebatch import config, named_functions, optimizer_config
+from tf_largebatch.collectives_config import Collectives
 
 SHIPPED = sorted(config.shipped_configs().glob("*.yaml"))
 RECIPE = """
@@ -49,6 +50,12 @@ def file(tmp_path):
         ),
         (["optimizer.exclude_from_weight_decay=null"], "optimizer.exclude_from_weight_decay", None),
         (["optimizer={name: sgd}"], "optimizer", optimizer_config.Sgd("sgd")),
+        (["collectives.implementation=ring"], "collectives", Collectives(implementation="ring")),
+        (
+            ["collectives={pack_megabytes: 8}", "collectives.timeout_seconds=9"],
+            "collectives",
+            Collectives(pack_megabytes=8.0, timeout_seconds=9.0),
+        ),
         (["network_options.depth=2"], "network_options", {"width": 4, "depth": 2}),
         (["network_options.deep.er=2"], "network_options", {"width": 4, "deep": {"er": 2}}),
         # The first equals sign ends the key.
@@ -99,6 +106,9 @@ def test_an_override_without_key_or_value_is_refused(override, file):
         ("epohcs=3", "unknown key 'epohcs' (did you mean 'epochs'?)"),
         (" epochs=3", "unknown key ' epochs' (did you mean 'epochs'?)"),
         ("optimizer.momentm=0.5", "unknown key 'optimizer.momentm' (did you mean 'momentum'?)"),
+        ("collectives.implementation=mpi", "collectives.implementation is 'mpi', but must be 'auto', 'ring' or 'nccl'"),
+        ("collectives.pack_megabyte=8", "unknown key 'collectives.pack_megabyte' (did you mean 'pack_megabytes'?)"),
+        ("collectives=null", "collectives is None, but must be a mapping"),
         ("schedule=null", "schedule is None, but must be a mapping"),
         ("schedule.warmup_epochs=7", "schedule.warmup_epochs is 7.0, but must be less than epochs (7)"),
     ],
@@ -121,7 +131,7 @@ def test_a_shipped_recipe_states_every_value(path):
     written = yaml.safe_load(path.read_text("utf-8"))
     for place, node in (
         (written, recipe),
-        *((written[key], getattr(recipe, key)) for key in ("optimizer", "schedule")),
+        *((written[key], getattr(recipe, key)) for key in ("optimizer", "schedule", "collectives")),
     ):
         assert set(place) == {field.name for field in dataclasses.fields(node)}
     for key, (package, function) in named_functions.SHIPPED.items():

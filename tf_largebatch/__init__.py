@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 
 _MODULE_OF = {
     # Classes that Keras saves by name.
+    "GhostBatchNormalization": "layers.ghost_batch_normalization",
+    "GlobalBatchDropout": "layers.global_batch_dropout",
     "LAMB": "optimizers.lamb",
     "LARS": "optimizers.lars",
     "Halvings": "schedules",
@@ -31,7 +33,16 @@ _MODULE_OF = {
     "strategy": "distribution.strategies",
 }
 _RENAMED = {"load_recipe": "load", "split_batch": "split"}
-_SAVED_BY_KERAS = ("LAMB", "LARS", "Halvings", "PolynomialDecay", "StepDecay", "Warmup")
+_SAVED_BY_KERAS = (
+    "GhostBatchNormalization",
+    "GlobalBatchDropout",
+    "LAMB",
+    "LARS",
+    "Halvings",
+    "PolynomialDecay",
+    "StepDecay",
+    "Warmup",
+)
 
 __all__ = ["__version__", *_MODULE_OF]
 

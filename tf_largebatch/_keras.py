@@ -49,7 +49,7 @@ def keras_version() -> str:
 
 
 def set_precision(precision: str) -> None:
-    """Sets the dtype of variables and of computation: "float32", "float64" or "mixed_bfloat16"."""
+    """Sets the dtype of variables and of computation: "float32", "float64" or "mixed_..."."""
     keras.backend.set_floatx("float64" if precision == "float64" else "float32")
     keras.mixed_precision.set_global_policy(precision)
 

@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from tf_largebatch import schedule_config
+from tf_largebatch.collectives_config import Collectives
 from tf_largebatch.optimizer_config import OPTIMIZERS, AnyOptimizer
 from tf_largebatch.schedule_config import DECAYS, AnySchedule
 from tf_largebatch.validation import (
@@ -40,7 +41,9 @@ class Recipe:
 
     `network` and `dataset` name a module of this package (`small_cnn`, `fashion_mnist`) or a
     function of yours (`my_pkg.models:build`, `my_pkg.data:load`); `network_options` and
-    `dataset_options` are that function's keyword arguments. The results of a run go to runs/NAME.
+    `dataset_options` are that function's keyword arguments. `augmentation` is what training does to
+    each image (`datasets/augmentation.py`). The results of a run go to runs/NAME.
+    `collectives` is how gradients travel.
     """
 
     name: FolderName
@@ -52,10 +55,12 @@ class Recipe:
     schedule: AnySchedule
     network_options: dict[str, Any] = Field(default_factory=dict)
     dataset_options: dict[str, Any] = Field(default_factory=dict)
+    augmentation: Literal["none", "flip_and_shift"] = "none"
     seed: Seed = 0
-    precision: Literal["float32", "float64", "mixed_bfloat16"] = "float32"
+    precision: Literal["float32", "float64", "mixed_bfloat16", "mixed_float16"] = "float32"
     evaluate_every_epochs: NonNegativeInt = 1
     log_every_steps: PositiveInt = 1
+    collectives: Collectives = Field(default_factory=Collectives)
 
     def to_yaml(self) -> str:
         """This recipe with every value in force, as YAML that `load` reads back."""
@@ -181,6 +186,8 @@ def _sentence(fault: dict[str, Any]) -> str:
     if len(place) > 1 and union:
         # pydantic puts the union's tag ("lars") into the place; it is not a key of the file.
         owner = kinds[place.pop(1)]
+    elif len(place) > 1 and place[0] == "collectives":
+        owner = Collectives
     key = ".".join(place)
     if fault["type"] == "unexpected_keyword_argument":
         names = [field.name for field in fields(owner)]

@@ -10,6 +10,8 @@ from typing import Any
 
 from tf_largebatch import named_functions, scaling
 from tf_largebatch.config import Recipe
+from tf_largebatch.distribution import batch_split
+from tf_largebatch.distribution.batch_split import BatchSplit
 from tf_largebatch.named_functions import NamedFunction
 from tf_largebatch.optimizer_config import Addons, Lars, given
 from tf_largebatch.optimizers import addons
@@ -65,6 +67,28 @@ def _check_optimizer(optimizer: Any) -> None:
     low, high = options.get("trust_min", 0.0), options.get("trust_max", float("inf"))
     if low > high:
         raise InputError(f"optimizer.trust_min is {low}, but must be at most optimizer.trust_max ({high}).")
+
+
+def split(
+    recipe: Recipe, num_workers: int, replicas_per_worker: int, max_per_replica_batch_size: int | None = None
+) -> BatchSplit:
+    """How a cluster cuts the recipe's global batch up, with the network's batch-norm groups whole.
+
+    A network says how large they are by the option `batch_norm_group_size`; of any other type than a
+    positive number, the option is the network's own affair.
+
+    Raises:
+      InputError: there is no such split, or the network's options are wrong; one sentence that says what
+        to mend.
+    """
+    # As the network will get it: "8" of a --set may be 8.
+    options = named_functions.find("network", recipe.network, recipe.network_options, positional=2).options
+    group = options.get("batch_norm_group_size")
+    if not isinstance(group, int) or isinstance(group, bool) or group < 1:
+        group = None
+    return batch_split.split(
+        recipe.global_batch_size, num_workers, replicas_per_worker, max_per_replica_batch_size, group
+    )
 
 
 def check_workdir(workdir: Path, overwrite: bool) -> None:

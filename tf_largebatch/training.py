@@ -21,8 +21,9 @@ from tf_largebatch import preflight, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import arrays, batches
-from tf_largebatch.distribution import batch_split, strategies
+from tf_largebatch.distribution import strategies
 from tf_largebatch.distribution.cluster import Cluster
+from tf_largebatch.distribution.micro_batches import train_in_micro_batches
 from tf_largebatch.monitoring.tensorboard import ScalarLog
 from tf_largebatch.monitoring.throughput import Throughput
 from tf_largebatch.optimizer_config import Addons, Lamb, Sgd, given
@@ -33,7 +34,13 @@ from tf_largebatch.schedules import Halvings, PolynomialDecay, StepDecay, Warmup
 from tf_largebatch.validation import InputError
 
 
-def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False) -> dict[str, Any]:
+def run(
+    recipe: Recipe,
+    cluster: Cluster,
+    workdir: Path,
+    overwrite: bool = False,
+    max_per_replica_batch_size: int | None = None,
+) -> dict[str, Any]:
     """Trains a recipe on a cluster; every worker of the cluster calls this.
 
     The chief writes into `workdir`: `recipe.yaml`, `tensorboard/`, `model.keras` and, when all is
@@ -44,6 +51,8 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
       cluster: where; of this process's own view.
       workdir: folder for the results, made if missing.
       overwrite: whether a finished run in `workdir` may be replaced.
+      max_per_replica_batch_size: examples that one device can take at once; more are taken in micro-batches.
+        None: any number.
 
     Returns:
       What `result.json` holds, and whether the model was saved ("model_saved").
@@ -57,7 +66,7 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     functions = preflight.check(recipe)
     preflight.check_workdir(workdir, overwrite)
     replicas_per_worker = strategies.replicas_per_worker(cluster)
-    split = batch_split.split(recipe.global_batch_size, cluster.num_workers, replicas_per_worker)
+    split = preflight.split(recipe, cluster.num_workers, replicas_per_worker, max_per_replica_batch_size)
     build_network = functions.network.resolve()
     loaded = functions.dataset.resolve()(**functions.dataset.options)
     train, test, num_classes = arrays.checked(loaded, recipe.dataset)
@@ -68,7 +77,7 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
     keras.utils.set_random_seed(recipe.seed)
     if cluster.num_workers > 1:
         print(f"worker {cluster.rank}: waiting until all {cluster.num_workers} workers have started", flush=True)
-    strategy = strategies.strategy(cluster)
+    strategy = strategies.strategy(cluster, recipe.collectives)
     if strategy.num_replicas_in_sync != split.replicas:
         raise InputError(
             f"the strategy has {strategy.num_replicas_in_sync} replicas, not {split.replicas}: every worker "
@@ -83,7 +92,9 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
         print(f"on {kind}s, {name}, TensorFlow {tf.__version__}, Keras {keras_version()}", flush=True)
 
     training_data = strategy.distribute_datasets_from_function(
-        lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed)
+        lambda _: batches.training_batches(
+            *train, split, cluster.rank, recipe.epochs, recipe.seed, recipe.augmentation
+        )
     )
     test_data = strategy.distribute_datasets_from_function(
         lambda _: batches.evaluation_batches(*test, split, cluster.rank)
@@ -101,6 +112,7 @@ def run(recipe: Recipe, cluster: Cluster, workdir: Path, overwrite: bool = False
             # XLA would compile the collectives into the step, which CPU and multi-worker runs cannot.
             jit_compile=False,
         )
+        train_in_micro_batches(model, split.micro_batches, wire_dtype=recipe.collectives.wire_dtype)
 
     warn_if_regularized(model, getattr(recipe.optimizer, "weight_decay", 0.0))
     throughput = Throughput(recipe.global_batch_size)

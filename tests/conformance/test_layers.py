@@ -13,17 +13,18 @@ PACKAGE = ROOT / "tf_largebatch"
 # From the bottom up. Files of one layer do not import each other, but files of one folder may.
 LAYERS = [
     {"validation"},
-    {"optimizer_config", "schedule_config"},
+    {"collectives_config", "optimizer_config", "schedule_config"},
     {"config", "named_functions", "scaling", "planning"},
     {"_keras"},
     {"optimizers", "schedules"},
     {"distribution"},
+    {"layers"},
     {"monitoring", "networks", "datasets", "supervisor"},
     {"preflight"},
     {"training", "command_line"},
 ]
 WITHOUT_TENSORFLOW = ["config", "named_functions", "preflight", "scaling", "validation", "command_line", "supervisor"]
-WITHOUT_TENSORFLOW += ["optimizer_config", "schedule_config"]
+WITHOUT_TENSORFLOW += ["collectives_config", "optimizer_config", "schedule_config"]
 
 
 def part(module: str) -> str:

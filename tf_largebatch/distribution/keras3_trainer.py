@@ -61,7 +61,9 @@ def step_over_replicas(original: Original) -> Original:
         training = step_function == self.train_step
 
         def replica_step(data: Any) -> Any:
-            with _share_of_batch(data) as share:
+            tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(leaf)]
+            # Where the data have ended, what needs none of them must not run either: a count of examples.
+            with tf.control_dependencies(tensors), _share_of_batch(data) as share:
                 outputs = step_function(data)
             if training:
                 moving_statistics.average(moving_statistics.variables(self), share)
@@ -74,9 +76,12 @@ def step_over_replicas(original: Original) -> Original:
             others = tf.nest.map_structure(lambda value: strategy.reduce("MEAN", value, axis=None), others)
             return {**metrics, **others} if metrics else others
 
+        called_alone = one_step
         if not self.run_eagerly:
-            one_step = tf.function(one_step, reduce_retracing=True, jit_compile=self.jit_compile)
-        one_step = self._autoconvert_optionals(one_step)
+            called_alone = tf.function(one_step, reduce_retracing=True, jit_compile=self.jit_compile)
+        called_alone = self._autoconvert_optionals(called_alone)
+        # A function within a condition within a loop is what TensorFlow cannot run on replicas.
+        one_step = called_alone if self.jit_compile else self._autoconvert_optionals(one_step)
 
         @tf.autograph.experimental.do_not_convert
         def steps(iterator: Any) -> Any:
@@ -84,12 +89,15 @@ def step_over_replicas(original: Original) -> Original:
             if self.steps_per_execution == 1:
                 return outputs
 
-            def another(step: tf.Tensor, _: Any) -> tuple[tf.Tensor, Any]:
-                return step + 1, one_step(iterator.get_next())
+            def unfinished(step: tf.Tensor, more: tf.Tensor, _: Any) -> tf.Tensor:
+                return tf.logical_and(step < self.steps_per_execution, more)
 
-            # Where data end within it, the loop ends with OutOfRangeError after the steps that had some;
-            # the metrics hold all of them.
-            return tf.while_loop(lambda step, _: step < self.steps_per_execution, another, [1, outputs])[1]
+            def another(step: tf.Tensor, _: tf.Tensor, outputs: Any) -> tuple[tf.Tensor, tf.Tensor, Any]:
+                data = iterator.get_next_as_optional()
+                more = data.has_value()
+                return step + 1, more, tf.cond(more, lambda: one_step(data.get_value()), lambda: outputs)
+
+            return tf.while_loop(unfinished, another, [1, True, outputs])[2]
 
         if not self.run_eagerly:
             steps = tf.function(steps, reduce_retracing=True)
@@ -98,7 +106,7 @@ def step_over_replicas(original: Original) -> Original:
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 return steps(iterator)
             for _, data in zip(range(self.steps_per_execution), iterator):
-                outputs = one_step(data)
+                outputs = called_alone(data)
             return outputs
 
         return function

@@ -11,12 +11,14 @@ import zlib
 from collections.abc import Iterator
 
 from tf_largebatch._keras import tf
+from tf_largebatch.collectives_config import Collectives
 from tf_largebatch.distribution import keras3_repairs
 from tf_largebatch.distribution.cluster import Cluster, from_environment
+from tf_largebatch.distribution.collectives import check_collectives, communication_options
 from tf_largebatch.validation import InputError
 
 
-def strategy(cluster: Cluster | None = None) -> tf.distribute.Strategy:
+def strategy(cluster: Cluster | None = None, collectives: Collectives | None = None) -> tf.distribute.Strategy:
     """The strategy for this process: MultiWorkerMirrored, Mirrored over its devices, or OneDevice.
 
     It repairs Keras 3 (`keras3_repairs.py`), and with several workers waits until all have started.
@@ -24,26 +26,45 @@ def strategy(cluster: Cluster | None = None) -> tf.distribute.Strategy:
 
     Args:
       cluster: as `cluster.from_environment` gives it; None reads TF_CONFIG.
+      collectives: the recipe's; None is the default.
 
     Raises:
-      InputError: TF_CONFIG is wrong, or this worker's port is taken.
+      InputError: TF_CONFIG is wrong, this worker's port is taken, or these devices cannot sum as
+        `collectives` wants it.
     """
     cluster = from_environment(os.environ) if cluster is None else cluster
+    collectives = Collectives() if collectives is None else collectives
+    has_gpus = bool(tf.config.list_physical_devices("GPU"))
+    check_collectives(collectives, cluster.num_workers, replicas_per_worker(cluster), has_gpus)
     if cluster.num_workers > 1:
         check_port(cluster)
         keras3_repairs.apply()
-        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-            tf.train.ClusterSpec({name: list(addresses) for name, addresses in cluster.jobs}),
-            task_type=cluster.task[0],
-            task_id=cluster.task[1],
-            rpc_layer="grpc",
-        )
+        resolver = cluster_resolver(cluster)
         with _interruptible():
-            return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
-    kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+            return tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=resolver, communication_options=communication_options(collectives, has_gpus)
+            )
+    kind = "GPU" if has_gpus else "CPU"
     keras3_repairs.apply()
     devices = [f"/{device.device_type}:{index}" for index, device in enumerate(tf.config.list_logical_devices(kind))]
-    return tf.distribute.MirroredStrategy(devices) if len(devices) > 1 else tf.distribute.OneDeviceStrategy(devices[0])
+    if len(devices) == 1:
+        return tf.distribute.OneDeviceStrategy(devices[0])
+    # Without a wish TensorFlow chooses: NCCL on GPUs, its ring on CPUs.
+    nccl = tf.distribute.NcclAllReduce() if collectives.implementation == "nccl" else None
+    return tf.distribute.MirroredStrategy(devices, cross_device_ops=nccl)
+
+
+def cluster_resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.ClusterResolver:
+    """What tells TensorFlow of the cluster, and of this worker's GPUs."""
+    gpus = replicas_per_worker(cluster) if tf.config.list_physical_devices("GPU") else 0
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({name: list(addresses) for name, addresses in cluster.jobs}),
+        task_type=cluster.task[0],
+        task_id=cluster.task[1],
+        # This resolver looks for no devices, and the strategy takes the CPU where it is told of none.
+        num_accelerators={"GPU": gpus},
+        rpc_layer="grpc",
+    )
 
 
 @contextlib.contextmanager

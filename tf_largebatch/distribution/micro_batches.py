@@ -1,0 +1,191 @@
+"""Gradient accumulation inside one training step: one all-reduce and one update per global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tf_largebatch._keras import keras, sublayers, tf
+from tf_largebatch.distribution import collectives, global_batch, keras3_repairs, moving_statistics
+from tf_largebatch.distribution import keras_train_step as step_of
+from tf_largebatch.validation import InputError, PositiveInt, checked
+
+# Losses that are a mean over the examples: a mean of means over equal slices.
+_MEANS = (None, "auto", "sum_over_batch_size", "mean")
+
+
+def train_in_micro_batches(
+    model: keras.Model, micro_batches: int, jit_compile: bool = False, wire_dtype: str = "float32"
+) -> keras.Model:
+    """Makes `fit` take each replica's batch in slices; the update is that of the whole batch.
+
+    In one step each replica sums the gradients of its `micro_batches` slices, then all replicas join one
+    all-reduce and make one update. Memory is that of one slice. Schedules, warm-up, moving averages of
+    the weights and `iterations` count steps. The loss scale of mixed precision is checked on the reduced
+    gradient. Moving statistics of batch norm are updated once a step, with the mean over all slices of all
+    replicas. Works for functional, sequential and subclassed models, before or after `compile`, under any
+    strategy and without one. A loaded model needs the call again.
+
+    Args:
+      model: without a `train_step` of its own; made in the strategy's scope.
+      micro_batches: slices of each replica's batch; 1 is the stock step with moving statistics that are
+        equal on all replicas.
+      jit_compile: whether XLA compiles the loop over the slices; the all-reduce and the update stay outside
+        of it. Give it here and leave `jit_compile=False` in `compile`.
+      wire_dtype: dtype in which gradients travel and are summed; other than "float32" results change.
+
+    Returns:
+      The model, whose `fit` does so from now on.
+
+    Raises:
+      InputError: the model cannot be trained in slices; where only its data or `compile` tell, `fit`
+        raises it before the first step.
+    """
+    micro_batches = checked("micro_batches", micro_batches, PositiveInt)
+    if not isinstance(model, keras.Model):
+        raise InputError(f"train_in_micro_batches takes a Keras model, not {type(model).__name__}.")
+    if step_of.has_own_train_step(model):
+        raise InputError(f"{type(model).__name__} has a train_step of its own, which cannot be cut into micro-batches.")
+    _check_layers(model, micro_batches)
+    keras3_repairs.apply()
+
+    @tf.autograph.experimental.do_not_convert
+    def train_step(data: Any) -> dict[str, tf.Tensor]:
+        _check_layers(model, micro_batches)
+        _check_compiled(model, micro_batches)
+        variables, tensors = step_of.trained(model)
+        gradients, statistics = _Slices(model, data, micro_batches, tensors, jit_compile).mean()
+        for statistic, mean in zip(moving_statistics.variables(model), statistics):
+            statistic.assign(mean)
+        moving_statistics.average(moving_statistics.variables(model))
+        gradients = collectives.all_reduce_sum(gradients, wire_dtype)
+        step_of.apply_reduced(model.optimizer, gradients, variables)
+        return model.get_metrics_result()
+
+    model.train_step = train_step
+    # Whatever a fit before this call has compiled is out of date.
+    model.train_function = None
+    return model
+
+
+class _Slices:
+    """One replica's batch in equal slices, and the mean over them of gradients and moving statistics."""
+
+    def __init__(self, model: keras.Model, data: Any, count: int, variables: Sequence[tf.Variable], jit: bool):
+        self.model, self.count, self.variables, self.jit = model, count, variables, jit
+        self.statistics = moving_statistics.variables(model)
+        self.size = _slice_size(data, count)
+        self.data = tf.nest.map_structure(self._cut, data)
+        context = tf.distribute.get_replica_context()
+        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        self.step = tf.cast(tf.convert_to_tensor(model.optimizer.iterations), tf.int64)
+        self.first_example = replica * (count * self.size)
+        self.without_gradient: set[int] = set()
+
+    def _cut(self, leaf: Any) -> Any:
+        return None if leaf is None else tf.reshape(leaf, (self.count, self.size, *leaf.shape[1:]))
+
+    def mean(self) -> tuple[list[Any], list[tf.Tensor]]:
+        """(gradients of `variables`, values of the moving statistics), means over the slices."""
+        before = [tf.identity(statistic) for statistic in self.statistics]
+        if self.count == 1:
+            return self._of_slice(tf.constant(0), before)
+        sums = [tf.zeros_like(variable) for variable in self.variables], [tf.zeros_like(value) for value in before]
+        start = 0
+        if not step_of.metrics_are_built(self.model):
+            # Keras 2 makes the metrics' variables at their first update, which cannot be inside a loop.
+            sums, start = self._added(sums, self._of_slice(tf.constant(0), before)), 1
+
+        def all_slices(sums: Any, before: Any) -> Any:
+            def another(index: tf.Tensor, sums: Any) -> tuple[tf.Tensor, Any]:
+                return index + 1, self._added(sums, self._of_slice(index, before))
+
+            # One slice at a time: a second one in flight would need its memory too.
+            return tf.while_loop(
+                lambda index, _: index < self.count, another, (tf.constant(start), sums), parallel_iterations=1
+            )[1]
+
+        compiled = tf.function(all_slices, jit_compile=True, autograph=False) if self.jit else all_slices
+        gradients, statistics = compiled(sums, before)
+        gradients = [
+            None if index in self.without_gradient else gradient / self.count
+            for index, gradient in enumerate(gradients)
+        ]
+        return gradients, [statistic / self.count for statistic in statistics]
+
+    def _of_slice(self, index: tf.Tensor, before: Sequence[tf.Tensor]) -> tuple[list[Any], list[tf.Tensor]]:
+        # Each slice updates the moving statistics from where the step found them.
+        for statistic, value in zip(self.statistics, before):
+            statistic.assign(value)
+        data = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[index], self.data)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        first = self.first_example + tf.cast(index, tf.int64) * self.size
+        with global_batch.at(self.step, first), tf.GradientTape() as tape:
+            y_pred = step_of.forward(self.model, x)
+            if self.count > 1 and step_of.has_mask(y_pred):
+                raise InputError(
+                    "the model's output has a mask, by whose size Keras divides the loss of each micro-batch; "
+                    "give sample weights instead, or train with micro_batches=1."
+                )
+            loss = step_of.loss(self.model, x, y, y_pred, sample_weight)
+            loss = step_of.scaled_loss(self.model.optimizer, loss)
+        gradients = tape.gradient(loss, self.variables)
+        step_of.update_metrics(self.model, x, y, y_pred, sample_weight)
+        return gradients, [tf.identity(statistic) for statistic in self.statistics]
+
+    def _added(self, sums: Any, slice_: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        self.without_gradient = {index for index, gradient in enumerate(slice_[0]) if gradient is None}
+        gradients = [total if g is None else total + tf.convert_to_tensor(g) for total, g in zip(sums[0], slice_[0])]
+        return gradients, [total + value for total, value in zip(sums[1], slice_[1])]
+
+
+def _slice_size(data: Any, micro_batches: int) -> int:
+    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(data) if leaf is not None}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None:
+        raise InputError(
+            "the batches differ in size or may be cut short at the end: micro-batches need batches of one size, as "
+            "dataset.batch(size, drop_remainder=True) gives them."
+        )
+    if size % micro_batches:
+        raise InputError(
+            f"each replica gets {size} examples a step, which cannot be cut into {micro_batches} equal micro-batches."
+        )
+    return size // micro_batches
+
+
+def _check_compiled(model: keras.Model, micro_batches: int) -> None:
+    if step_of.accumulates(model.optimizer):
+        raise InputError(
+            "the optimizer has gradient_accumulation_steps, and the model trains in micro-batches: use one of them."
+        )
+    for loss in tf.nest.flatten(model.loss):
+        reduction = getattr(loss, "reduction", None)
+        if micro_batches > 1 and reduction not in _MEANS:
+            raise InputError(
+                f"the loss {getattr(loss, 'name', loss)!r} has reduction {reduction!r}, which micro-batches cannot "
+                "keep; use 'sum_over_batch_size'."
+            )
+
+
+def _check_layers(model: keras.Model, micro_batches: int) -> None:
+    """Refuses layers whose result for a whole batch is not made of results for its slices."""
+    if micro_batches == 1:
+        return
+    for layer in sublayers(model):
+        reason = None
+        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+            reason = "keeps a state from batch to batch (stateful=True)"
+        elif getattr(layer, "synchronized", False):
+            reason = "takes the statistics of the whole global batch (synchronized=True)"
+        elif isinstance(layer, keras.layers.SpectralNormalization):
+            reason = "changes its weights at every call"
+        elif isinstance(layer, keras.layers.InputLayer) and _fixed_batch_size(layer):
+            reason = f"has a fixed batch size ({_fixed_batch_size(layer)})"
+        if reason:
+            raise InputError(f"layer {layer.name!r} {reason}, so the model cannot be trained in micro-batches.")
+
+
+def _fixed_batch_size(layer: keras.layers.InputLayer) -> int | None:
+    shape = getattr(layer, "batch_shape", None) or getattr(layer, "_batch_input_shape", None)
+    return shape[0] if shape else None
