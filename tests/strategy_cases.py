@@ -1,9 +1,9 @@
 """Program for tests: Keras's own fit, evaluate and predict, on whatever devices and workers there are.
 
-    python strategy_cases.py OUTPUT.json FOLDER [DEVICES]
+    python strategy_cases.py OUTPUT.json FOLDER DEVICES [CASE ...]
 
 DEVICES logical CPUs in this process, or in each worker of TF_CONFIG. OUTPUT holds {case: numbers}, which are the
-same on any devices. Nothing of this package is used but `strategy()`, which repairs Keras 3.
+same on any devices. Of this package only `strategy()` is used, which repairs Keras 3.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tf_largebatch
 from tf_largebatch._keras import keras, tf
 from tf_largebatch.distribution import strategies
 
-output, folder, devices = sys.argv[1], sys.argv[2], int((sys.argv[3:] or ["1"])[0])
+output, folder, devices, chosen = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4:]
 if "TF_CONFIG" not in os.environ:
     strategies.set_logical_cpus(devices)
 elif devices > 1:
@@ -81,11 +81,12 @@ def uneven():
     """Training and evaluation with batches that replicas share unevenly, the first and the last."""
     model = linear()
     first = model.fit(batches(X[:5], Y[:5], size=5), verbose=0, epochs=1)
-    data = batches(X[:30], Y[:30], np.linspace(0, 2, 30).astype("float32"), drop_remainder=False)
     with strategy.scope():
-        compiled(model, weighted_metrics=["mae", keras.metrics.AUC(name="auc")], loss=keras.losses.BinaryCrossentropy(True))
-    labels = batches(X[:30], (Y[:30] > 0).astype("float32"), np.linspace(0, 2, 30).astype("float32"), drop_remainder=False)
-    second = model.fit(labels, verbose=0, epochs=2, validation_data=data if False else labels)
+        metrics = ["mae", keras.metrics.AUC(name="auc")]
+        compiled(model, weighted_metrics=metrics, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    labels, sample = (Y[:30] > 0).astype("float32"), np.linspace(0, 2, 30).astype("float32")
+    data = batches(X[:30], labels, sample, drop_remainder=False)
+    second = model.fit(data, verbose=0, epochs=2, validation_data=data)
     return {"first": numbers(first), "second": numbers(second), "weights": weights(model)}
 
 
@@ -146,7 +147,7 @@ def statistics():
     """Batch norm, whose moving statistics are those of all replicas, also where they have unequal parts."""
     results = {}
     values = np.concatenate([np.zeros(16), np.ones(16)]).astype("float32")[:, None]
-    # Each replica gets zeros alone or ones alone.
+    # Batches whose first half is zeros and whose second half ones: each of several replicas gets one kind.
     order = np.arange(32).reshape(2, 4, 4).swapaxes(0, 1).ravel()
     for name, count in (("even", 32), ("uneven", 29)):
         with strategy.scope():
@@ -190,25 +191,26 @@ def masks():
     with strategy.scope():
         model = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
 
-    def step(x):
-        mask = model(x, training=True)
-        return mask
-
     @tf.function
     def drop(x):
-        return strategy.gather(strategy.run(step, args=(x,)), axis=0)
+        return strategy.gather(strategy.run(lambda x: model(x, training=True), args=(x,)), axis=0)
 
     rows = np.asarray(drop(tf.ones((2, 64)))) > 0
     return {"distinct": len({row.tobytes() for row in rows}) == 2 * replicas}
 
 
-KERAS_3_ONLY = {accumulated, averaged, masks}
-CASES = [nested, uneven, many_steps, clipped, accumulated, averaged, statistics, muon, callbacks, masks]
+def validated():
+    """Validation that uses its data up exactly, in each epoch."""
+    model = linear()
+    history = model.fit(batches(X, Y), epochs=2, validation_data=batches(X, Y), validation_steps=4, verbose=0)
+    return numbers(history)
+
+
+CASES = [nested, uneven, many_steps, clipped, accumulated, averaged, statistics, muon, callbacks, masks, validated]
 results = {}
 for case in CASES:
-    if not hasattr(keras, "ops") and (case in KERAS_3_ONLY or not hasattr(keras.optimizers, "Muon") and case is muon):
-        continue
-    keras.utils.set_random_seed(0)
-    results[case.__name__] = case()
+    if not chosen or case.__name__ in chosen:
+        keras.utils.set_random_seed(0)
+        results[case.__name__] = case()
 with open(output, "w") as file:
     json.dump(results, file)

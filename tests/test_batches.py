@@ -13,13 +13,15 @@ from tf_largebatch.distribution.batch_split import split
 EXAMPLES = np.arange(103)
 
 
-def global_batches(global_batch_size, workers, devices, epochs=2, seed=7):
+def global_batches(global_batch_size, workers, devices, epochs=2, seed=7, limit=None):
     """What all workers together read, as one array a global batch, replicas in order."""
-    cut = split(global_batch_size, workers, devices)
+    cut = split(global_batch_size, workers, devices, limit)
     streams = [
         [x.numpy() for x, _ in batches.training_batches(EXAMPLES, EXAMPLES, cut, rank, epochs, seed)]
         for rank in range(workers)
     ]
+    # Whole shares: the training step cuts them into micro-batches.
+    assert all(part.shape == (global_batch_size // (workers * devices),) for stream in streams for part in stream)
     steps = len(streams[0]) // devices
     return [
         np.concatenate([part for stream in streams for part in stream[k * devices : (k + 1) * devices]])
@@ -27,10 +29,14 @@ def global_batches(global_batch_size, workers, devices, epochs=2, seed=7):
     ]
 
 
-@pytest.mark.parametrize(("workers", "devices"), [(1, 2), (2, 1), (2, 2), (4, 1), (1, 8)])
-def test_global_batches_do_not_depend_on_the_cluster(workers, devices):
+@pytest.mark.parametrize(
+    ("workers", "devices", "limit"),
+    [(1, 2, None), (2, 1, None), (2, 2, None), (4, 1, None), (1, 8, None), (1, 1, 5), (2, 1, 4), (2, 2, 3)],
+)
+def test_global_batches_do_not_depend_on_the_cluster(workers, devices, limit):
     one = global_batches(16, 1, 1)
-    many = global_batches(16, workers, devices)
+    many = global_batches(16, workers, devices, limit=limit)
+    assert (split(16, workers, devices, limit).micro_batches > 1) == bool(limit)
     assert len(one) == len(many) == 2 * (len(EXAMPLES) // 16)
     for a, b in zip(one, many):
         np.testing.assert_array_equal(a, b)
@@ -66,9 +72,9 @@ def test_images_stay_with_their_labels():
 
 
 @pytest.mark.parametrize("size", [4, 16, 64, 103, 128])
-@pytest.mark.parametrize(("workers", "devices"), [(1, 1), (2, 1), (2, 2)])
-def test_evaluation_holds_every_example_once_with_equal_weight(size, workers, devices):
-    cut = split(math.ceil(size / 4) * 4, workers, devices)
+@pytest.mark.parametrize(("workers", "devices", "limit"), [(1, 1, None), (2, 1, None), (2, 2, None), (2, 2, 8)])
+def test_evaluation_holds_every_example_once_with_equal_weight(size, workers, devices, limit):
+    cut = split(math.ceil(size / 4) * 4, workers, devices, limit)
     steps = batches.evaluation_steps(len(EXAMPLES), cut)
     seen, total = [], 0
     for rank in range(workers):
@@ -76,6 +82,7 @@ def test_evaluation_holds_every_example_once_with_equal_weight(size, workers, de
         parts = list(stream)
         assert len(parts) == steps * devices
         assert len({len(x) for x, _, _ in parts}) == 1, "shapes are static"
+        assert len(parts[0][0]) <= min(cut.per_replica_batch_size, limit or math.inf)
         for x, _, weight in parts:
             seen.extend(x.numpy()[weight.numpy() > 0])
             total += len(x)

@@ -26,7 +26,7 @@ schedule: {peak_learning_rate: 0.1}
 """
 # Lies in the user's current folder only.
 MY_PARTS = """
-def build(input_shape, num_classes, width: int = 1): ...
+def build(input_shape, num_classes, width: int = 1, batch_norm_group_size: int | None = None): ...
 def load(folder: str = "."): ...
 """
 # Stands in for train.py: tells what it was started with, then does what BEHAVIOUR says.
@@ -111,6 +111,20 @@ def test_the_shown_command_is_one_that_train_accepts(real, folder):
     assert '"index": 2' in done.stdout
 
 
+def test_a_limit_cuts_into_micro_batches_and_reaches_the_workers(real, folder):
+    done = call(real, "--config=tiny.yaml", "--local_workers=2", "--max_per_replica_batch_size=4", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    cut = "global batch: 12 = 2 replicas (2 workers x 1) x 2 micro-batches x 3 examples\n"
+    assert cut in done.stdout
+    of_last_worker = "env " + done.stdout.rpartition("\nenv ")[2].strip()
+    assert "--max_per_replica_batch_size=4" in of_last_worker
+    worker = subprocess.run(
+        ["sh", "-c", of_last_worker + " --dry_run"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert worker.returncode == 0, worker.stderr
+    assert cut in worker.stdout
+
+
 def test_workers_share_the_gpus_and_replicas_count_them(stubbed, folder, monkeypatch):
     # No GPU exists where these tests run, and nothing here opens one.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
@@ -150,6 +164,11 @@ def test_workers_get_the_flags_the_package_and_the_users_folder(stubbed, folder,
         (["--config=tiny.yaml", "--set=epoch=3"], "unknown key 'epoch' (did you mean 'epochs'?)"),
         (["--config=tiny.yaml", "--local_workers=5"], "5 replicas (5 workers x 1) cannot share evenly"),
         (["--config=tiny.yaml", "--local_workers=0"], "--local_workers=0"),
+        (["--config=tiny.yaml", "--max_per_replica_batch_size=-1"], "--max_per_replica_batch_size=-1"),
+        (
+            ["--config=tiny.yaml", "--max_per_replica_batch_size=2", "--set=network_options.batch_norm_group_size=3"],
+            "max_per_replica_batch_size is 2, but a batch-norm group takes 3 examples at once; use 3 or more.",
+        ),
         (["--config=tiny.yaml", "--port=65536"], "--port=65536"),
         (["--config=tiny.yaml", "--port=65535", "--local_workers=2"], "--port is 65535"),
         (["--config=tiny.yaml", "--set=network=my_parts:biuld"], "has no function 'biuld' (did you mean 'build'?)"),
@@ -189,7 +208,8 @@ def test_help_lists_the_flags(started_as, folder, tmp_path):
         "console command": [str(command)],
     }
     shown = call([sys.executable, *arguments[started_as]], "--help").stdout
-    for flag in ("config", "set", "workdir", "local_workers", "port", "[no]dry_run", "[no]overwrite"):
+    flags = ("config", "set", "workdir", "local_workers", "port", "max_per_replica_batch_size")
+    for flag in (*flags, "[no]dry_run", "[no]overwrite"):
         assert f"  --{flag}:" in shown
 
 

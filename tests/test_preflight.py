@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 
 import pytest
 from one_sentence import refusal
 
 from tf_largebatch import config, preflight
+from tf_largebatch.distribution.batch_split import BatchSplit
 
 SHIPPED = "fashion_mnist_lars_b1k"
 
@@ -107,3 +109,34 @@ def test_a_folder_that_cannot_be_written_is_refused(below, tmp_path, monkeypatch
     monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or not mode & os.W_OK)
     said = f"--workdir: {str(tmp_path)!r} cannot be written by this user."
     assert refusal(preflight.check_workdir, tmp_path / below, overwrite=False) == said
+
+
+@pytest.mark.parametrize(
+    ("group", "limit", "per_replica"),
+    [
+        # A replica's share is 512 of 1,024.
+        (None, None, 512),
+        (None, 200, 128),
+        ("96e0", 500, 0),
+        (64, 200, 128),
+        ("'64'", 100, 64),
+        (1024, None, 512),
+        (1024, 256, 0),
+        (128, 100, 0),
+    ],
+)
+def test_a_split_keeps_the_groups_of_the_network_whole(group, limit, per_replica):
+    overrides = [] if group is None else [f"network_options.batch_norm_group_size={group}"]
+    call = (recipe(*overrides), 2, 1, limit)
+    if per_replica:
+        assert preflight.split(*call) == BatchSplit(1024, 2, 1, per_replica, 512 // per_replica)
+    else:
+        assert re.search("(batch_norm_group|max_per_replica_batch)_size is ", refusal(preflight.split, *call))
+
+
+@pytest.mark.parametrize("value", ["true", "false", "0", "-3", "big", "1.5", "null", "[3]"])
+def test_what_is_no_group_size_is_the_networks_own_affair(value, tmp_path, monkeypatch):
+    (tmp_path / "grouped.py").write_text("def build(shape, classes, batch_norm_group_size=None): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    own = recipe("network=grouped:build", f"network_options.batch_norm_group_size={value}")
+    assert preflight.split(own, 2, 2, 100) == BatchSplit(1024, 2, 2, 64, 4)

@@ -28,6 +28,11 @@ CASES = {
     "wrong type": (["--set", "epochs=many"], {}, "epochs is 'many', but must be a whole number"),
     "out of range": (["--set", "optimizer.momentum=1.5"], {}, "optimizer.momentum is 1.5, but must be less than 1"),
     "does not divide": (["--set", "global_batch_size=1023"], {"workers": 2}, "global_batch_size is 1023"),
+    "group beyond limit": (
+        ["--max_per_replica_batch_size=64", "--set", "network_options.batch_norm_group_size=128"],
+        {},
+        "max_per_replica_batch_size is 64, but a batch-norm group takes 128 examples at once; use 128 or more.",
+    ),
     "batch beyond data": (["--set", "global_batch_size=20000"], {}, "the data set has 10000 training examples"),
     "missing folder": (["--set", "dataset_options.folder=/no/such/folder"], {}, "there is no folder"),
     "truncated file": (["--set", "dataset_options.folder={truncated}"], {}, "truncated"),
