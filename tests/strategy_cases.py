@@ -129,7 +129,9 @@ def accumulated():
         "averaged": {"use_ema": True, "ema_momentum": 0.5},
         "overwritten": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
     }.items():
-        model = linear(lambda options=options: keras.optimizers.SGD(schedule(), gradient_accumulation_steps=2, **options))
+        model = linear(
+            lambda options=options: keras.optimizers.SGD(schedule(), gradient_accumulation_steps=2, **options)
+        )
         # Batches of 8, two to an update.
         model.fit(batches(X, Y), epochs=3, verbose=0)
         results[name] = {"weights": weights(model), "updates": int(np.asarray(model.optimizer.iterations))}

@@ -41,7 +41,7 @@ def training_batches(
       augmentation: what is done to each image, by `augmentation.py`.
 
     Returns:
-      A dataset of (images, labels), each of `split.share` examples.
+      A dataset of (images, labels), each of `split.share` examples, that begins again after `epochs`.
 
     Raises:
       InputError: the augmentation does not exist, or does not fit the images.
@@ -70,7 +70,8 @@ def training_batches(
             inputs = augmentations.augmented(augmentation, inputs, seeds)
         return inputs, tf.gather(all_labels, chosen)
 
-    return _made_ahead(tf.data.Dataset.range(epochs).flat_map(epoch_order), gather, split)
+    # Without an end, the workers need not ask each other at every step whether all have data left.
+    return _made_ahead(tf.data.Dataset.range(epochs).flat_map(epoch_order).repeat(), gather, split)
 
 
 def evaluation_batches(images: np.ndarray, labels: np.ndarray, split: BatchSplit, rank: int) -> tf.data.Dataset:

@@ -49,9 +49,10 @@ def step_over_replicas(original: Original) -> Original:
     """`_make_function`: a step whose results, moving statistics and loss are those of the global batch.
 
     Keras returns the mean of what the metrics are on each replica, which is not the metric of all
-    examples unless all replicas have as many, and none of it is allowed for several workers (`reduce_per_replica` reduces
-    scalars over an axis). It keeps one replica's moving statistics, gives every replica the same
-    weight whatever its number of examples, and its loop for `steps_per_execution` does not run on replicas.
+    examples unless all replicas have as many, and with several workers raises over it
+    (`reduce_per_replica` reduces scalars over an axis). It keeps one replica's moving statistics, gives
+    every replica the same weight whatever its number of examples, and its loop for
+    `steps_per_execution` does not run on replicas.
     """
 
     def _make_function(self: Any, step_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -63,10 +64,10 @@ def step_over_replicas(original: Original) -> Original:
         def replica_step(data: Any) -> Any:
             tensors = [leaf for leaf in tf.nest.flatten(data, expand_composites=True) if tf.is_tensor(leaf)]
             # Where the data have ended, what needs none of them must not run either: a count of examples.
-            with tf.control_dependencies(tensors), _share_of_batch(data) as share:
+            with tf.control_dependencies(tensors), _share_of_batch(data) as part:
                 outputs = step_function(data)
-            if training:
-                moving_statistics.average(moving_statistics.variables(self), share)
+            if training and not getattr(step_function, "averages_statistics", False):
+                moving_statistics.average(moving_statistics.variables(self), part)
             return _results_of_all_replicas(self, outputs)
 
         @tf.autograph.experimental.do_not_convert
@@ -118,8 +119,8 @@ def scale_by_share(original: Original) -> Original:
     """`scale_loss_for_distribution`: a replica's mean loss times its share of the global batch."""
 
     def scale_loss_for_distribution(value: tf.Tensor) -> tf.Tensor:
-        share = getattr(_here, "share", None)
-        return original(value) if share is None else value * tf.cast(share, value.dtype)
+        part = share()
+        return original(value) if part is None else value * tf.cast(part, value.dtype)
 
     return scale_loss_for_distribution
 
@@ -128,8 +129,8 @@ def unscale_by_share(original: Original) -> Original:
     """`unscale_loss_for_distribution`, the inverse of `scale_by_share`; 0 for a replica without examples."""
 
     def unscale_loss_for_distribution(value: tf.Tensor) -> tf.Tensor:
-        share = getattr(_here, "share", None)
-        return original(value) if share is None else tf.math.divide_no_nan(value, tf.cast(share, value.dtype))
+        part = share()
+        return original(value) if part is None else tf.math.divide_no_nan(value, tf.cast(part, value.dtype))
 
     return unscale_loss_for_distribution
 
@@ -147,6 +148,11 @@ def another_seed_on_each_replica(original: Original) -> Original:
         return tf.bitcast(folded, tf.uint32) if seed.dtype == tf.uint32 else tf.cast(folded, seed.dtype)
 
     return next
+
+
+def share() -> tf.Tensor | None:
+    """This replica's share of the examples of the step at hand, 0 to 1; None where all have as many."""
+    return getattr(_here, "share", None)
 
 
 @contextlib.contextmanager

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tf_largebatch._keras import keras, sublayers, tf
-from tf_largebatch.distribution import collectives, global_batch, keras3_repairs, moving_statistics
+from tf_largebatch._keras import keras, tf
+from tf_largebatch.distribution import (
+    collectives,
+    global_batch,
+    keras3_repairs,
+    keras3_trainer,
+    micro_batch_checks,
+    moving_statistics,
+)
 from tf_largebatch.distribution import keras_train_step as step_of
 from tf_largebatch.validation import InputError, PositiveInt, checked
-
-# Losses that are a mean over the examples: a mean of means over equal slices.
-_MEANS = (None, "auto", "sum_over_batch_size", "mean")
 
 
 def train_in_micro_batches(
@@ -46,26 +51,42 @@ def train_in_micro_batches(
         raise InputError(f"train_in_micro_batches takes a Keras model, not {type(model).__name__}.")
     if step_of.has_own_train_step(model):
         raise InputError(f"{type(model).__name__} has a train_step of its own, which cannot be cut into micro-batches.")
-    _check_layers(model, micro_batches)
+    micro_batch_checks.check_layers(model, micro_batches)
     keras3_repairs.apply()
 
     @tf.autograph.experimental.do_not_convert
     def train_step(data: Any) -> dict[str, tf.Tensor]:
-        _check_layers(model, micro_batches)
-        _check_compiled(model, micro_batches)
+        micro_batch_checks.check_layers(model, micro_batches)
+        micro_batch_checks.check_compiled(model, micro_batches)
         variables, tensors = step_of.trained(model)
         gradients, statistics = _Slices(model, data, micro_batches, tensors, jit_compile).mean()
         for statistic, mean in zip(moving_statistics.variables(model), statistics):
             statistic.assign(mean)
-        moving_statistics.average(moving_statistics.variables(model))
+        moving_statistics.average(moving_statistics.variables(model), keras3_trainer.share())
         gradients = collectives.all_reduce_sum(gradients, wire_dtype)
         step_of.apply_reduced(model.optimizer, gradients, variables)
         return model.get_metrics_result()
 
+    train_step.averages_statistics = True
     model.train_step = train_step
+    model.fit = _checked_fit(model.fit, micro_batches, model.distribute_strategy.num_replicas_in_sync)
     # Whatever a fit before this call has compiled is out of date.
     model.train_function = None
     return model
+
+
+def _checked_fit(fit: Callable[..., Any], micro_batches: int, replicas: int) -> Callable[..., Any]:
+    # A second call for the same model must not check for the micro-batches of the first.
+    original = getattr(fit, "of_keras", fit)
+
+    @functools.wraps(original)
+    def checked(x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        if micro_batches > 1:
+            micro_batch_checks.check_data(x, batch_size, micro_batches, replicas)
+        return original(x, y, batch_size, *args, **kwargs)
+
+    checked.of_keras = original
+    return checked
 
 
 class _Slices:
@@ -74,12 +95,13 @@ class _Slices:
     def __init__(self, model: keras.Model, data: Any, count: int, variables: Sequence[tf.Variable], jit: bool):
         self.model, self.count, self.variables, self.jit = model, count, variables, jit
         self.statistics = moving_statistics.variables(model)
-        self.size = _slice_size(data, count)
+        self.size = micro_batch_checks.slice_size(data, count)
+        micro_batch_checks.check_groups(model, self.size, count)
         self.data = tf.nest.map_structure(self._cut, data)
         context = tf.distribute.get_replica_context()
-        replica = tf.cast(context.replica_id_in_sync_group, tf.int64)
+        replica, share = tf.cast(context.replica_id_in_sync_group, tf.int64), tf.cast(count * self.size, tf.int64)
         self.step = tf.cast(tf.convert_to_tensor(model.optimizer.iterations), tf.int64)
-        self.first_example = replica * (count * self.size)
+        self.first_example = replica * share
         self.without_gradient: set[int] = set()
 
     def _cut(self, leaf: Any) -> Any:
@@ -119,7 +141,7 @@ class _Slices:
             statistic.assign(value)
         data = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[index], self.data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        first = self.first_example + tf.cast(index, tf.int64) * self.size
+        first = self.first_example + tf.cast(index, tf.int64) * tf.cast(self.size, tf.int64)
         with global_batch.at(self.step, first), tf.GradientTape() as tape:
             y_pred = step_of.forward(self.model, x)
             if self.count > 1 and step_of.has_mask(y_pred):
@@ -137,55 +159,3 @@ class _Slices:
         self.without_gradient = {index for index, gradient in enumerate(slice_[0]) if gradient is None}
         gradients = [total if g is None else total + tf.convert_to_tensor(g) for total, g in zip(sums[0], slice_[0])]
         return gradients, [total + value for total, value in zip(sums[1], slice_[1])]
-
-
-def _slice_size(data: Any, micro_batches: int) -> int:
-    sizes = {leaf.shape[0] if leaf.shape.rank else None for leaf in tf.nest.flatten(data) if leaf is not None}
-    size = sizes.pop() if len(sizes) == 1 else None
-    if size is None:
-        raise InputError(
-            "the batches differ in size or may be cut short at the end: micro-batches need batches of one size, as "
-            "dataset.batch(size, drop_remainder=True) gives them."
-        )
-    if size % micro_batches:
-        raise InputError(
-            f"each replica gets {size} examples a step, which cannot be cut into {micro_batches} equal micro-batches."
-        )
-    return size // micro_batches
-
-
-def _check_compiled(model: keras.Model, micro_batches: int) -> None:
-    if step_of.accumulates(model.optimizer):
-        raise InputError(
-            "the optimizer has gradient_accumulation_steps, and the model trains in micro-batches: use one of them."
-        )
-    for loss in tf.nest.flatten(model.loss):
-        reduction = getattr(loss, "reduction", None)
-        if micro_batches > 1 and reduction not in _MEANS:
-            raise InputError(
-                f"the loss {getattr(loss, 'name', loss)!r} has reduction {reduction!r}, which micro-batches cannot "
-                "keep; use 'sum_over_batch_size'."
-            )
-
-
-def _check_layers(model: keras.Model, micro_batches: int) -> None:
-    """Refuses layers whose result for a whole batch is not made of results for its slices."""
-    if micro_batches == 1:
-        return
-    for layer in sublayers(model):
-        reason = None
-        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
-            reason = "keeps a state from batch to batch (stateful=True)"
-        elif getattr(layer, "synchronized", False):
-            reason = "takes the statistics of the whole global batch (synchronized=True)"
-        elif isinstance(layer, keras.layers.SpectralNormalization):
-            reason = "changes its weights at every call"
-        elif isinstance(layer, keras.layers.InputLayer) and _fixed_batch_size(layer):
-            reason = f"has a fixed batch size ({_fixed_batch_size(layer)})"
-        if reason:
-            raise InputError(f"layer {layer.name!r} {reason}, so the model cannot be trained in micro-batches.")
-
-
-def _fixed_batch_size(layer: keras.layers.InputLayer) -> int | None:
-    shape = getattr(layer, "batch_shape", None) or getattr(layer, "_batch_input_shape", None)
-    return shape[0] if shape else None

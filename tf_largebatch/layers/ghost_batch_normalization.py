@@ -33,7 +33,8 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
     32 in Goyal et al. 2017, 32 to 424 in MLPerf's ResNet-50.
 
     Args:
-      group_size: examples in a group; None takes all that a call gets.
+      group_size: examples in a group; None takes all that a call gets. As many as all replicas get in a call
+        together make one group of all, as with `synchronized`.
       axis: the channels, any axis but the first.
       momentum: share of the old moving statistics kept at each update.
       epsilon: added to the variance.
@@ -89,10 +90,11 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
             return super().call(inputs, training=False)
         # At least float32: the squares of 16-bit numbers overflow or vanish.
         x = inputs if inputs.dtype == tf.float64 else tf.cast(inputs, tf.float32)
-        x = self._grouped(x)
+        over_replicas = self.synchronized or self._is_whole_batch(x)
+        x = x[tf.newaxis] if over_replicas else self._grouped(x)
         channel = self._channel_axis % inputs.shape.rank + 1
         axes = [axis for axis in range(1, x.shape.rank) if axis != channel]
-        mean, variance = _moments_over_replicas(x, axes) if self.synchronized else tf.nn.moments(x, axes, keepdims=True)
+        mean, variance = _moments_over_replicas(x, axes) if over_replicas else tf.nn.moments(x, axes, keepdims=True)
         for moving, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
             value = tf.reshape(tf.reduce_mean(value, axis=0), [-1])
             updated = self.momentum * tf.cast(moving, x.dtype) + (1 - self.momentum) * value
@@ -102,6 +104,11 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
         beta, gamma = (v if v is None else tf.reshape(tf.cast(v, x.dtype), shape) for v in (self.beta, self.gamma))
         y = tf.nn.batch_normalization(x, mean, variance, beta, gamma, self.epsilon)
         return tf.cast(tf.reshape(y, _shape(inputs)), self.compute_dtype)
+
+    def _is_whole_batch(self, x: tf.Tensor) -> bool:
+        context = tf.distribute.get_replica_context()
+        replicas = 1 if context is None else context.num_replicas_in_sync
+        return replicas > 1 and x.shape[0] is not None and self.group_size == x.shape[0] * replicas
 
     def _grouped(self, x: tf.Tensor) -> tf.Tensor:
         """[n, ...] to [n / group_size, group_size, ...]; one group of all without a group size."""

@@ -1,0 +1,111 @@
+"""What cannot be trained in micro-batches, in one sentence each, before the first step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tf_largebatch._keras import keras, sublayers, tf
+from tf_largebatch.distribution import keras_train_step
+from tf_largebatch.validation import InputError
+
+# Losses that are a mean over the examples: a mean of means over equal slices.
+_MEANS = (None, "auto", "sum_over_batch_size", "mean")
+_ONE_SIZE = (
+    "the batches may be cut short at the end: micro-batches need batches of one size, as "
+    "dataset.batch(size, drop_remainder=True) gives them."
+)
+
+
+def slice_size(data: Any, micro_batches: int) -> Any:
+    """Examples in a slice: a number, or a tensor where only the running step knows."""
+    leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    sizes = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
+    if sizes == {None}:
+        if micro_batches > 1 and not isinstance(
+            tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy
+        ):
+            raise InputError(_ONE_SIZE)
+        # Several workers never know it beforehand, unless the data are without end.
+        size = tf.shape(leaves[0])[0]
+        with tf.control_dependencies([tf.debugging.assert_equal(size % micro_batches, 0, _ONE_SIZE)]):
+            return tf.identity(size // micro_batches)
+    size = sizes.pop()
+    if sizes or not size:
+        raise InputError(
+            f"the arrays of a batch have different numbers of examples: {sorted({size, *sizes}, key=str)}."
+        )
+    if size % micro_batches:
+        raise InputError(
+            f"each replica gets {size} examples a step, which cannot be cut into {micro_batches} equal micro-batches."
+        )
+    return size // micro_batches
+
+
+def check_data(x: Any, batch_size: int | None, micro_batches: int, replicas: int) -> None:
+    """Refuses what `fit` is given where it is plain to see that batches will not divide."""
+    if isinstance(x, tf.data.Dataset):
+        size = tf.nest.flatten(x.element_spec)[0].shape[:1]
+        size = size[0] if size else None
+        if size is None:
+            raise InputError(_ONE_SIZE)
+    elif isinstance(x, (np.ndarray, tf.Tensor)):
+        size = batch_size or 32
+        if len(x) % size:
+            raise InputError(f"the {len(x)} examples do not fill batches of {size}, and the last would be cut short.")
+    else:
+        return
+    if size % (micro_batches * replicas):
+        raise InputError(
+            f"batches of {size} examples cannot be cut into {micro_batches} equal micro-batches "
+            f"on each of {replicas} replica{'s' * (replicas > 1)}."
+        )
+
+
+def check_compiled(model: keras.Model, micro_batches: int) -> None:
+    if keras_train_step.accumulates(model.optimizer):
+        raise InputError(
+            "the optimizer has gradient_accumulation_steps, and the model trains in micro-batches: use one of them."
+        )
+    for loss in tf.nest.flatten(model.loss):
+        reduction = getattr(loss, "reduction", None)
+        if micro_batches > 1 and reduction not in _MEANS:
+            raise InputError(
+                f"the loss {getattr(loss, 'name', loss)!r} has reduction {reduction!r}, which micro-batches cannot "
+                "keep; use 'sum_over_batch_size'."
+            )
+
+
+def check_layers(model: keras.Model, micro_batches: int) -> None:
+    """Refuses layers whose result for a whole batch is not made of results for its slices."""
+    if micro_batches == 1:
+        return
+    for layer in sublayers(model):
+        reason = None
+        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+            reason = "keeps a state from batch to batch (stateful=True)"
+        elif getattr(layer, "synchronized", False):
+            reason = "takes the statistics of the whole global batch (synchronized=True)"
+        elif isinstance(layer, keras.layers.SpectralNormalization):
+            reason = "changes its weights at every call"
+        elif isinstance(layer, keras.layers.InputLayer) and _fixed_batch_size(layer):
+            reason = f"has a fixed batch size ({_fixed_batch_size(layer)})"
+        if reason:
+            raise InputError(f"layer {layer.name!r} {reason}, so the model cannot be trained in micro-batches.")
+
+
+def check_groups(model: keras.Model, size: Any, micro_batches: int) -> None:
+    """Refuses batch-norm groups that reach over the end of a micro-batch."""
+    for layer in sublayers(model):
+        group = getattr(layer, "group_size", None)
+        if micro_batches > 1 and isinstance(group, int) and isinstance(size, int) and size % group:
+            raise InputError(
+                f"layer {layer.name!r} takes statistics over groups of {group} examples, which do not divide "
+                f"micro-batches of {size}; use {group} or a multiple of it."
+            )
+
+
+def _fixed_batch_size(layer: keras.layers.InputLayer) -> int | None:
+    shape = getattr(layer, "batch_shape", None) or getattr(layer, "_batch_input_shape", None)
+    return shape[0] if shape else None
