@@ -31,6 +31,7 @@ _MODULE_OF = {
     "scale_up": "scaling",
     "split_batch": "distribution.batch_split",
     "strategy": "distribution.strategies",
+    "train_in_micro_batches": "distribution.micro_batches",
 }
 _RENAMED = {"load_recipe": "load", "split_batch": "split"}
 _SAVED_BY_KERAS = (

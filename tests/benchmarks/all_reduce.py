@@ -1,6 +1,6 @@
 """Time of one all-reduce of a network's float32 gradients between two processes of this machine.
 
-    python tests/benchmarks/all_reduce.py --rounds=9
+    python tests/benchmarks/all_reduce.py --rounds=7
 
 Starts the two workers itself, one CPU device each, first with ResNet-50's gradients, then with AlexNet's;
 either pair is killed after five minutes. All variants take turns within each round, so that a busy machine
@@ -29,7 +29,7 @@ from absl import app, flags
 from tf_largebatch.supervisor import local_ports
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("rounds", 9, "How often each variant is timed.", lower_bound=3)
+flags.DEFINE_integer("rounds", 7, "How often each variant is timed.", lower_bound=3)
 flags.DEFINE_string("output", "configs/results/all_reduce.json", "JSON file for the result.")
 flags.DEFINE_string("worker_of", None, "What the program gives the workers it starts: whose gradients.")
 

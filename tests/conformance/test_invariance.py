@@ -1,6 +1,6 @@
 """A recipe does not know the machine: the table of README.md, "A recipe does not know the machine".
 
-Batch norm in groups of 32, dropout, augmentation, global batch 256, on five clusters that cut it in five ways:
+Batch norm in groups of 32, dropout, augmentation, global batch 256, cut in six ways:
 in float64, where rounding cannot hide a fault, to 1e-9 after 30 steps; one float32 step to 1e-6. What 30
 float32 steps make of rounding is printed (`pytest -s`), and bounds nothing.
 """
@@ -14,9 +14,9 @@ import pytest
 from conftest import ROOT, Workers, python, tf_configs
 
 PROGRAM = str(ROOT / "tests" / "invariance_runs.py")
-# (workers, replicas of a worker, micro-batches) of 32 or 64 examples.
+# (workers, replicas of a worker, micro-batches): of 32 examples each but for one of 256.
 ALONE = (1, 1, 8)
-CLUSTERS = [(1, 2, 4), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
+CLUSTERS = [(1, 1, 1), (1, 2, 4), (1, 4, 2), (2, 2, 2), (4, 1, 2)]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,8 @@ def runs(tmp_path_factory):
 
 
 def relative(a, b):
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
+    # A dropout layer's own count of steps stays zero here.
+    return np.linalg.norm(a - b) / (np.linalg.norm(b) or 1.0)
 
 
 def differences(runs, cluster, which):
@@ -66,7 +67,7 @@ def name(cluster):
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS, ids=name)
-class TestFiveCuts:
+class TestCuts:
     def test_float64_to_1e9_after_30_steps(self, runs, cluster):
         largest = max(differences(runs, cluster, ("float64", 30)))
         print(f"{name(cluster)}: float64, 30 steps: {largest:.1e}")

@@ -18,11 +18,11 @@ def has_own_train_step(model: keras.Model) -> bool:
     return type(model).train_step is not keras.Model.train_step
 
 
-def forward(model: keras.Model, x: Any) -> Any:
-    """The model's outputs in training."""
+def forward(model: keras.Model, x: Any, training: bool = True) -> Any:
+    """The model's outputs; the first call also makes its variables."""
     if KERAS_3 and not model._call_has_training_arg:
         return model(x)
-    return model(x, training=True)
+    return model(x, training=training)
 
 
 def loss(model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:

@@ -33,9 +33,8 @@ def slice_size(data: Any, micro_batches: int) -> Any:
             return tf.identity(size // micro_batches)
     size = sizes.pop()
     if sizes or not size:
-        raise InputError(
-            f"the arrays of a batch have different numbers of examples: {sorted({size, *sizes}, key=str)}."
-        )
+        counts = ", ".join(sorted(map(str, {size, *sizes})))
+        raise InputError(f"the arrays of a batch have different numbers of examples: {counts}.")
     if size % micro_batches:
         raise InputError(
             f"each replica gets {size} examples a step, which cannot be cut into {micro_batches} equal micro-batches."

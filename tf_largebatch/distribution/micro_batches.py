@@ -58,6 +58,7 @@ def train_in_micro_batches(
     def train_step(data: Any) -> dict[str, tf.Tensor]:
         micro_batch_checks.check_layers(model, micro_batches)
         micro_batch_checks.check_compiled(model, micro_batches)
+        _build(model, data)
         variables, tensors = step_of.trained(model)
         gradients, statistics = _Slices(model, data, micro_batches, tensors, jit_compile).mean()
         for statistic, mean in zip(moving_statistics.variables(model), statistics):
@@ -73,6 +74,15 @@ def train_in_micro_batches(
     # Whatever a fit before this call has compiled is out of date.
     model.train_function = None
     return model
+
+
+def _build(model: keras.Model, data: Any) -> None:
+    """Makes the variables of a model that has not been called, which must be there before the loop."""
+    if not model.built:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        # As a batch of any size, or the model would expect this one.
+        x = tf.nest.map_structure(lambda t: tf.raw_ops.PlaceholderWithDefault(input=t, shape=[None, *t.shape[1:]]), x)
+        step_of.forward(model, x, training=False)
 
 
 def _checked_fit(fit: Callable[..., Any], micro_batches: int, replicas: int) -> Callable[..., Any]:
