@@ -84,15 +84,12 @@ IMAGES = np.random.default_rng(1).integers(0, 256, (21, 6, 5, 1), dtype=np.uint8
 def stream(global_batch_size, workers=1, devices=1, limit=None, name="flip_and_shift", seed=7, epochs=2):
     """(images, positions in IMAGES) of all global batches, put together from what all workers read."""
     cut = split(global_batch_size, workers, devices, limit)
-    parts = [
-        list(batches.training_batches(IMAGES, np.arange(21), cut, rank, epochs, seed, name)) for rank in range(workers)
-    ]
-    in_order = [
-        part
-        for step in range(len(parts[0]) // devices)
-        for own in parts
-        for part in own[step * devices : (step + 1) * devices]
-    ]
+    steps = epochs * (len(IMAGES) // global_batch_size)
+    parts = []
+    for rank in range(workers):
+        own = batches.training_batches(IMAGES, np.arange(len(IMAGES)), cut, rank, epochs, seed, name)
+        parts.append(list(own.take(steps * devices)))
+    in_order = [part for step in range(steps) for own in parts for part in own[step * devices : (step + 1) * devices]]
     assert all(x.shape == (cut.share, 6, 5, 1) and x.dtype == tf.uint8 for x, _ in in_order)
     return tuple(np.concatenate([part[i] for part in in_order]) for i in (0, 1))
 

@@ -69,15 +69,72 @@ def test_this_version_is_among_the_tested():
     assert keras_version() in keras3_repairs.TESTED_VERSIONS
 
 
-def test_repair_can_be_undone():
-    from keras.src.backend.tensorflow import trainer
+def test_repairs_can_be_undone():
+    # Other tests of this process may have applied them.
+    keras3_repairs.undo()
+    stock = [getattr(owner, attribute) for owner, attribute, _ in keras3_repairs._repairs()]
+    keras3_repairs.apply()
+    keras3_repairs.apply()
+    places = [(owner, attribute) for owner, attribute, _ in keras3_repairs._repairs()]
+    assert len(set(places)) == len(places)
+    for (owner, attribute), original in zip(places, stock):
+        assert getattr(owner, attribute) is not original, attribute
+    keras3_repairs.undo()
+    assert [getattr(owner, attribute) for owner, attribute in places] == stock
 
-    # Other tests of this process may have applied it.
-    keras3_repairs.undo()
-    stock = trainer.reduce_per_replica, trainer.TensorFlowTrainer._maybe_symbolic_build
-    keras3_repairs.apply()
-    keras3_repairs.apply()
-    assert trainer.reduce_per_replica is not stock[0]
-    assert trainer.TensorFlowTrainer._maybe_symbolic_build is not stock[1]
-    keras3_repairs.undo()
-    assert (trainer.reduce_per_replica, trainer.TensorFlowTrainer._maybe_symbolic_build) == stock
+
+ON_TWO_REPLICAS = """
+import sys
+import numpy as np
+from tf_largebatch.distribution import strategies
+strategies.set_logical_cpus(2)
+import tensorflow as tf
+from tensorflow import keras
+
+strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
+x, y = np.arange(16, dtype="float32").reshape(16, 1), np.ones((16, 1), "float32")
+faults = []
+
+def fit(optimizer, *layers, rows=16, **options):
+    with strategy.scope():
+        kernel = keras.layers.Dense(1, kernel_initializer="ones")
+        model = keras.Sequential([keras.Input((1,)), *[layer() for layer in layers], kernel])
+        model.compile(optimizer(), "mse", **options)
+    data = tf.data.Dataset.from_tensor_slices((x[:rows], y[:rows])).batch(16).repeat(4)
+    model.fit(data, epochs=1, verbose=0)
+    return model
+
+def fault(name, found):
+    if found:
+        faults.append(name)
+
+def raises(function):
+    try:
+        function()
+    except Exception:
+        return True
+
+sgd = lambda **options: lambda: keras.optimizers.SGD(1e-3, **options)
+fault("uneven first batch", raises(lambda: fit(sgd(), rows=5)))
+fault("accumulation", raises(lambda: fit(sgd(gradient_accumulation_steps=2))))
+fault("ema_overwrite_frequency", raises(lambda: fit(sgd(use_ema=True, ema_overwrite_frequency=2))))
+fault("steps_per_execution", raises(lambda: fit(sgd(), steps_per_execution=2)))
+step = np.linalg.norm(fit(lambda: keras.optimizers.SGD(1.0, clipvalue=1e-3)).get_weights()[0] - 1)
+fault("clip", not np.isclose(step, 4e-3, rtol=1e-2))
+statistics = fit(sgd(), lambda: keras.layers.BatchNormalization(momentum=0.0)).layers[0].moving_mean
+fault("moving statistics", not np.isclose(np.asarray(statistics)[0], 7.5))
+with strategy.scope():
+    drop = keras.Sequential([keras.Input((64,)), keras.layers.Dropout(0.5, seed=1)])
+masks = tf.function(lambda: strategy.run(lambda: drop(tf.ones((1, 64)), training=True)))()
+fault("dropout", np.array_equal(*strategy.experimental_local_results(masks)))
+print("FAULTS", *faults, sep="|")
+"""
+
+
+def test_each_of_these_faults_is_still_in_stock_keras():
+    done = python("-c", ON_TWO_REPLICAS)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("FAULTS")]
+    known = ["uneven first batch", "accumulation", "ema_overwrite_frequency", "steps_per_execution", "clip"]
+    # One that is missing is mended: see which version did it, and drop its entry in keras3_repairs.py.
+    assert line.split("|")[1:] == [*known, "moving statistics", "dropout"]

@@ -1,7 +1,6 @@
 """An update is the same on 1, 2 and 4 replicas and on two processes: sparse gradients, clipping, EMA.
 
-Keras's own SGD goes through the same suite, so that the suite itself is checked: it must pass where
-Keras is right, and where Keras 3 is known to be wrong it must find that.
+Keras's own SGD goes through the same suite.
 """
 
 from __future__ import annotations
@@ -9,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from conftest import ROOT, Workers, python
-
-from tf_largebatch._keras import KERAS_3
 
 PROGRAM = str(ROOT / "tests" / "replica_updates.py")
 CLIPPED = ["LARS clipnorm", "LARS clipvalue", "LARS global", "LAMB global"]
@@ -67,10 +64,9 @@ def test_one_step_in_float32(float32, case, replicas):
 
 
 @pytest.mark.parametrize("replicas", [2, 4, "processes"])
-def test_keras_clips_before_the_reduction(float64, replicas):
-    # Right on Keras 2. Keras 3 clips each replica's own gradient; when this fails there, it is mended.
-    difference = largest_difference(float64, "keras.SGD global", replicas)
-    assert difference > 1e-4 if KERAS_3 else difference < 1e-9
+def test_keras_clips_after_the_reduction(float64, replicas):
+    # Stock Keras 3 clips each replica's own gradient, and repeated rows of it one by one.
+    assert largest_difference(float64, "keras.SGD global", replicas) < 1e-9
 
 
 @pytest.mark.parametrize("case", CLIPPED)

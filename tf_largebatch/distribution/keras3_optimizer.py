@@ -41,13 +41,19 @@ def _on_several_replicas() -> bool:
 
 
 def clip_nothing_yet(original: Original) -> Original:
-    """`_clip_gradients`: not before the all-reduce, where the threshold would grow with the replicas."""
+    """`_clip_gradients`: not before the all-reduce, where the threshold would grow with the replicas.
+
+    And not a sparse gradient's repeated rows one by one, whose norm is not that of the gradient.
+    """
 
     def _clip_gradients(self: Any, grads: Sequence[Any]) -> Sequence[Any]:
-        # This package's optimizers put it right by themselves.
-        if not _on_several_replicas() or isinstance(self, Optimizer) or getattr(_here, "clipping", False):
+        if isinstance(self, Optimizer):
+            # This package's put it right by themselves.
             return original(self, grads)
-        return grads
+        if _on_several_replicas() and not getattr(_here, "clipping", False):
+            return grads
+        clips = self.clipnorm or self.global_clipnorm or self.clipvalue
+        return original(self, rows_summed(grads) if clips else grads)
 
     return _clip_gradients
 
@@ -59,10 +65,9 @@ def reduce_then_clip(original: Original) -> Original:
         pairs = list(grads_and_vars) if _are_reduced() else original(self, grads_and_vars)
         if not _on_several_replicas() or isinstance(self, Optimizer):
             return pairs
-        gradients = rows_summed([gradient for gradient, _ in pairs])
         _here.clipping = True
         try:
-            gradients = self._clip_gradients(gradients)
+            gradients = self._clip_gradients([gradient for gradient, _ in pairs])
         finally:
             _here.clipping = False
         return list(zip(gradients, [variable for _, variable in pairs]))
