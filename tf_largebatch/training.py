@@ -20,7 +20,7 @@ from absl import logging
 from tf_largebatch import preflight, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
-from tf_largebatch.datasets import arrays, batches
+from tf_largebatch.datasets import arrays, augmentation, batches
 from tf_largebatch.distribution import strategies
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.distribution.micro_batches import train_in_micro_batches
@@ -70,6 +70,7 @@ def run(
     build_network = functions.network.resolve()
     loaded = functions.dataset.resolve()(**functions.dataset.options)
     train, test, num_classes = arrays.checked(loaded, recipe.dataset)
+    augmentation.check(recipe.augmentation, train[0].shape[1:])
     steps_per_epoch = scaling.steps_per_epoch(len(train[0]), recipe.global_batch_size)
     schedule = learning_rate_schedule(recipe, steps_per_epoch)
 
