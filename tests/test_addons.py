@@ -141,7 +141,7 @@ runpy.run_path({launcher("train")!r}, run_name="__main__")
 
 @needs_addons
 def test_every_optimizer_takes_the_recipes_schedule():
-    from tf_largebatch import PolynomialDecay, Warmup, training
+    from tf_largebatch import PolynomialDecay, Warmup, recipe_objects
     from tf_largebatch._keras import tf
 
     folder = Path(importlib.util.find_spec("tensorflow_addons").origin).parent / "optimizers"
@@ -149,7 +149,7 @@ def test_every_optimizer_takes_the_recipes_schedule():
     assert {"addons.LAMB", "addons.NovoGrad", "addons.SGDW", "addons.AdamW", "addons.LazyAdam"} <= set(names)
     for name, options in names.items():
         needed = {key: 0.01 for key, option in options.items() if option.required}
-        optimizer = training.optimizer(recipe(name, **needed), Warmup(PolynomialDecay(0.1, 4), 2, start=0.1))
+        optimizer = recipe_objects.optimizer(recipe(name, **needed), Warmup(PolynomialDecay(0.1, 4), 2, start=0.1))
         variable = tf.Variable([[1.0, 2.0]])
         before = variable.numpy()
         optimizer.apply_gradients([(tf.constant([[0.5, -0.5]]), variable)])
@@ -158,9 +158,9 @@ def test_every_optimizer_takes_the_recipes_schedule():
 
 @needs_addons
 def test_an_option_that_only_the_class_refuses_is_one_sentence():
-    from tf_largebatch import training
+    from tf_largebatch import recipe_objects
 
-    sentence = refusal(training.optimizer, recipe("addons.ProximalAdagrad", initial_accumulator_value=-1), 0.1)
+    sentence = refusal(recipe_objects.optimizer, recipe("addons.ProximalAdagrad", initial_accumulator_value=-1), 0.1)
     assert sentence.startswith("optimizer.options: addons.ProximalAdagrad refuses them: ")
 
 

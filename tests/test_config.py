@@ -159,7 +159,11 @@ def test_values_are_read_by_the_type_of_their_field(key, value, read):
         ("name", "", "name is '', but must be the name of a folder"),
         ("name", "../up", "name is '../up', but must be the name of a folder"),
         ("name", "..", "name is '..', but must be the name of a folder"),
-        ("precision", "float16", "precision is 'float16', but must be 'float32', 'float64', 'mixed_bfloat16' or 'mixed_float16'"),
+        (
+            "precision",
+            "float16",
+            "precision is 'float16', but must be 'float32', 'float64', 'mixed_bfloat16' or 'mixed_float16'",
+        ),
         ("precision", "float-64", "(did you mean 'float64'?)"),
         ("augmentation", "flip", "augmentation is 'flip', but must be 'none' or 'flip_and_shift' (did you mean"),
         ("augmentation", None, "augmentation is None, but must be 'none' or 'flip_and_shift'"),

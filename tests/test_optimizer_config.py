@@ -9,7 +9,7 @@ import typing
 import pytest
 from one_sentence import refusal
 
-from tf_largebatch import LAMB, LARS, config, preflight, training
+from tf_largebatch import LAMB, LARS, config, preflight, recipe_objects
 from tf_largebatch.optimizer_config import Lamb, Lars
 from tf_largebatch.optimizers.lars_presets import PRESETS
 
@@ -37,7 +37,7 @@ def recipe(optimizer: dict) -> config.Recipe:
 
 
 def built_config(optimizer: dict) -> dict:
-    return training.optimizer(recipe(optimizer), 0.5).get_config()
+    return recipe_objects.optimizer(recipe(optimizer), 0.5).get_config()
 
 
 @pytest.mark.parametrize(("in_recipe", "optimizer"), [(Lars, LARS), (Lamb, LAMB)])

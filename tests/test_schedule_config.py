@@ -8,7 +8,7 @@ import math
 import pytest
 from one_sentence import refusal
 
-from tf_largebatch import config, schedule_config, training
+from tf_largebatch import config, recipe_objects, schedule_config
 
 PEAK = "peak_learning_rate"
 EPOCHS, STEPS = 10, 6
@@ -46,7 +46,7 @@ def recipe(schedule):
 
 
 def rates(schedule, steps):
-    made = training.learning_rate_schedule(recipe(schedule), STEPS)
+    made = recipe_objects.learning_rate_schedule(recipe(schedule), STEPS)
     return [float(made(step)) for step in steps]
 
 
@@ -165,4 +165,4 @@ def test_rates_of_each_decay(keys, after):
 @pytest.mark.parametrize("length", [{"warmup_steps": TOTAL}, {"warmup_examples": TOTAL * 32}, {"warmup_epochs": 9.99}])
 def test_a_warm_up_of_the_whole_run_is_refused(length):
     said = "the warm-up of the schedule takes 60 steps, but the whole run has 60."
-    assert refusal(training.learning_rate_schedule, recipe({PEAK: 8.0, **length}), STEPS) == said
+    assert refusal(recipe_objects.learning_rate_schedule, recipe({PEAK: 8.0, **length}), STEPS) == said

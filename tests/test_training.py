@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tf_largebatch import config, training
+from tf_largebatch import config, recipe_objects, training
 from tf_largebatch._keras import keras
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.validation import InputError
@@ -145,7 +145,7 @@ def test_a_run_that_diverges_says_so_and_leaves_no_result(tmp_path):
 def test_sgd_is_lars_without_the_layer_wise_rate():
     # Rate 0.1 from step 0: the first step of a kernel is -0.1 (g + beta w).
     plain = recipe("optimizer={name: sgd, momentum: 0.0, weight_decay: 0.5}")
-    optimizer = training.optimizer(plain, 0.1)
+    optimizer = recipe_objects.optimizer(plain, 0.1)
     from tf_largebatch._keras import tf
 
     kernel = tf.Variable(tf.ones((2, 2)), name="kernel")

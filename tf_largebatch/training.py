@@ -17,20 +17,15 @@ from typing import Any
 import numpy as np
 from absl import logging
 
-from tf_largebatch import preflight, scaling
+from tf_largebatch import preflight, recipe_objects, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import arrays, augmentation, batches
-from tf_largebatch.distribution import strategies
+from tf_largebatch.distribution import micro_batch_checks, strategies
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.distribution.micro_batches import train_in_micro_batches
 from tf_largebatch.monitoring.tensorboard import ScalarLog
 from tf_largebatch.monitoring.throughput import Throughput
-from tf_largebatch.optimizer_config import Addons, Lamb, Sgd, given
-from tf_largebatch.optimizers import addons
-from tf_largebatch.optimizers.lamb import LAMB
-from tf_largebatch.optimizers.lars import LARS
-from tf_largebatch.schedules import Halvings, PolynomialDecay, StepDecay, Warmup
 from tf_largebatch.validation import InputError
 
 
@@ -72,7 +67,7 @@ def run(
     train, test, num_classes = arrays.checked(loaded, recipe.dataset)
     augmentation.check(recipe.augmentation, train[0].shape[1:])
     steps_per_epoch = scaling.steps_per_epoch(len(train[0]), recipe.global_batch_size)
-    schedule = learning_rate_schedule(recipe, steps_per_epoch)
+    schedule = recipe_objects.learning_rate_schedule(recipe, steps_per_epoch)
 
     set_precision(recipe.precision)
     keras.utils.set_random_seed(recipe.seed)
@@ -93,9 +88,7 @@ def run(
         print(f"on {kind}s, {name}, TensorFlow {tf.__version__}, Keras {keras_version()}", flush=True)
 
     training_data = strategy.distribute_datasets_from_function(
-        lambda _: batches.training_batches(
-            *train, split, cluster.rank, recipe.epochs, recipe.seed, recipe.augmentation
-        )
+        lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed, recipe.augmentation)
     )
     test_data = strategy.distribute_datasets_from_function(
         lambda _: batches.evaluation_batches(*test, split, cluster.rank)
@@ -106,7 +99,7 @@ def run(
         model = build_network(train[0].shape[1:], num_classes, **functions.network.options)
         _check_network(model, recipe.network, num_classes)
         model.compile(
-            optimizer=optimizer(recipe, schedule),
+            optimizer=recipe_objects.optimizer(recipe, schedule),
             loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             # Weighted, because evaluation fills its last batch with examples of weight 0.
             weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
@@ -115,6 +108,13 @@ def run(
         )
         train_in_micro_batches(model, split.micro_batches, wire_dtype=recipe.collectives.wire_dtype)
 
+    known = micro_batch_checks.layers_that_know_the_cluster(model)
+    if known and cluster.is_chief:
+        logging.warning(
+            "The result depends on how this cluster cuts the batch up, because of the layers %s: give them as "
+            "GhostBatchNormalization with a group_size, and as GlobalBatchDropout.",
+            ", ".join(known),
+        )
     warn_if_regularized(model, getattr(recipe.optimizer, "weight_decay", 0.0))
     throughput = Throughput(recipe.global_batch_size)
     callbacks = [throughput, _StopWhenNotFinite()]
@@ -176,57 +176,6 @@ class _StopWhenNotFinite(keras.callbacks.Callback):
                 f"the loss became {loss} in epoch {epoch + 1}: lower schedule.peak_learning_rate, or lengthen "
                 "the warm-up."
             )
-
-
-def learning_rate_schedule(recipe: Recipe, steps_per_epoch: int) -> keras.optimizers.schedules.LearningRateSchedule:
-    """The recipe's schedule in global steps; a decay to an end rate reaches it after the last step.
-
-    Raises:
-      InputError: the warm-up takes the whole run.
-    """
-    schedule, total = recipe.schedule, recipe.epochs * steps_per_epoch
-    warmup_steps = (
-        schedule.warmup_steps
-        or scaling.epochs_to_steps(schedule.warmup_epochs, steps_per_epoch)
-        or scaling.examples_to_steps(schedule.warmup_examples, recipe.global_batch_size)
-    )
-    if warmup_steps >= total:
-        raise InputError(f"the warm-up of the schedule takes {warmup_steps} steps, but the whole run has {total}.")
-    # Steps and halvings are placed in the run, whatever the warm-up.
-    decay_from = getattr(schedule, "decay_from", "start")
-    decay_steps = total - warmup_steps if decay_from == "warmup_end" else total
-    peak = schedule.peak_learning_rate
-    if schedule.decay == "polynomial":
-        decay = PolynomialDecay(
-            peak, decay_steps, schedule.end_learning_rate, schedule.decay_power, schedule.decay_plus_one
-        )
-    elif schedule.decay == "step":
-        decay = StepDecay.from_epochs(peak, schedule.decay_epochs, steps_per_epoch, schedule.decay_factor)
-    elif schedule.decay == "halvings" and schedule.first_halving_step is None:
-        decay = Halvings.luong234(peak, total, schedule.halvings)
-    elif schedule.decay == "halvings":
-        decay = Halvings(peak, schedule.first_halving_step, schedule.halving_interval_steps, schedule.halvings)
-    elif schedule.decay == "cosine":
-        # Keras gives the end rate as a fraction of the first.
-        end = schedule.end_learning_rate / peak
-        decay = keras.optimizers.schedules.CosineDecay(peak, decay_steps, alpha=end)
-    else:
-        decay = peak
-    return Warmup(decay, warmup_steps, schedule.warmup_start_rate, decay_from, schedule.warmup_shape)
-
-
-def optimizer(recipe: Recipe, schedule: Any) -> keras.optimizers.Optimizer:
-    """The recipe's optimizer; create it in the strategy's scope."""
-    chosen, options = recipe.optimizer, given(recipe.optimizer)
-    if isinstance(chosen, Addons):
-        return addons.build(chosen.name, chosen.options, schedule)
-    if isinstance(chosen, Lamb):
-        return LAMB(schedule, **options)
-    if isinstance(chosen, Sgd):
-        # LARS without its layer-wise rate is momentum SGD with the decay in the gradient.
-        return LARS(schedule, **options, exclude_from_layer_adaptation=[""], name="SGD")
-    preset = options.pop("preset", None)
-    return LARS.preset(preset, schedule, **options) if preset else LARS(schedule, **options)
 
 
 def environment() -> dict[str, str | int]:

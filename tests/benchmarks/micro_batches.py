@@ -84,7 +84,7 @@ def main(_):
     for batch, found in medians.items():
         print(
             f"global batch {batch:6}: {found['images_per_second']:7.0f} images/s, "
-            f"peak {found['peak'] / 2**20:6.0f} MiB, {(found['peak'] - found['before']) / 2**20:5.0f} MiB of it in training"
+            f"peak {found['peak'] / 2**20:6.0f} MiB, of it {(found['peak'] - found['before']) / 2**20:5.0f} in training"
         )
     print(f"ratios: throughput {ratios['images_per_second']:.3f}, peak memory {ratios['peak']:.3f}")
     if FLAGS.output:

@@ -20,7 +20,7 @@ LAYERS = [
     {"distribution"},
     {"layers"},
     {"monitoring", "networks", "datasets", "supervisor"},
-    {"preflight"},
+    {"preflight", "recipe_objects"},
     {"training", "command_line"},
 ]
 WITHOUT_TENSORFLOW = ["config", "named_functions", "preflight", "scaling", "validation", "command_line", "supervisor"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 import tomllib
@@ -14,6 +15,14 @@ from tf_largebatch import config
 
 README = (ROOT / "README.md").read_text()
 LAUNCHERS = {"tflb-train": "train", "tflb-gpu-cluster": "gpu_cluster"}
+
+
+OWN_STRATEGY = """
+import tensorflow as tf
+from tf_largebatch.distribution import keras3_repairs
+keras3_repairs.apply()
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+"""
 
 
 def blocks(language):
@@ -43,6 +52,25 @@ def test_python_programs_run(program, tmp_path):
     assert (tmp_path / "model.keras").exists() == (program == blocks("python")[0])
 
 
+@pytest.fixture(scope="module")
+def own_program():
+    """The program for several devices, and what it prints on one."""
+    (program,) = [program for program in blocks("python") if "tf_largebatch.strategy()" in program]
+    return program, python("-c", program).stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize("own_strategy", [False, True])
+def test_own_program_prints_the_same_on_two_workers(own_program, own_strategy, workers):
+    program, alone = own_program
+    if own_strategy:
+        given = "strategy = tf_largebatch.strategy()"
+        assert given in program
+        program = program.replace(given, OWN_STRATEGY)
+    for output in workers.run(2, "-c", program):
+        numbers = ast.literal_eval(output.splitlines()[-1])
+        assert numbers == {name: pytest.approx(values, abs=2e-5) for name, values in ast.literal_eval(alone).items()}
+
+
 def test_the_explanation_shown_is_the_explanation_given(tmp_path):
     shown, _ = blocks("text")
     (program,) = [program for program in blocks("python") if "explain()" in program]
@@ -61,7 +89,7 @@ def test_the_error_shown_is_the_error_given():
 
 
 def test_recipe_lines_are_a_recipe(tmp_path):
-    (lines,) = blocks("yaml")
+    lines = "".join(blocks("yaml"))
     package = tmp_path / "my_pkg"
     package.mkdir()
     (package / "models.py").write_text("def build(input_shape, num_classes, units: int = 8):\n    ...\n")

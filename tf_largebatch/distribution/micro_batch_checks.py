@@ -105,6 +105,22 @@ def check_groups(model: keras.Model, size: Any, micro_batches: int) -> None:
             )
 
 
+def layers_that_know_the_cluster(model: keras.Model) -> list[str]:
+    """Names of layers whose result depends on how a global batch is cut up.
+
+    Batch norm over whatever a device gets at a time, and random layers whose numbers are drawn for
+    each device and micro-batch in turn.
+    """
+    found = []
+    for layer in sublayers(model):
+        whole = getattr(layer, "synchronized", False) or getattr(layer, "group_size", None)
+        batch_norm = isinstance(layer, keras.layers.BatchNormalization) and layer.trainable and not whole
+        random = isinstance(layer, (keras.layers.Dropout, keras.layers.GaussianNoise, keras.layers.GaussianDropout))
+        if batch_norm or random:
+            found.append(layer.name)
+    return found
+
+
 def _fixed_batch_size(layer: keras.layers.InputLayer) -> int | None:
     shape = getattr(layer, "batch_shape", None) or getattr(layer, "_batch_input_shape", None)
     return shape[0] if shape else None
