@@ -156,9 +156,22 @@ def test_sgd_is_lars_without_the_layer_wise_rate():
     np.testing.assert_allclose(np.asarray(kernel), 1 - 0.1 * (2 + 0.5), rtol=1e-6)
 
 
-def test_bfloat16(tmp_path):
-    result = training.run(recipe("precision=mixed_bfloat16", "epochs=2"), Cluster(), tmp_path)
+@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
+def test_sixteen_bits_in_micro_batches(tmp_path, precision):
+    small = recipe(f"precision={precision}", "epochs=2", "network_options.batch_norm_group_size=8")
+    result = training.run(small, Cluster(), tmp_path, max_per_replica_batch_size=8)
+    assert result["split"]["micro_batches"] == BATCH // 8
     assert math.isfinite(result["test_loss"])
+
+
+def test_a_network_that_knows_the_cluster_is_warned_of(tmp_path, caplog):
+    knowing = recipe("epochs=1", "schedule.warmup_epochs=0", "network_options.batch_norm_group_size=null")
+    with caplog.at_level("WARNING"):
+        training.run(knowing, Cluster(), tmp_path / "knowing")
+    assert "because of the layers batch_normalization_1, batch_normalization_2, batch_normalization_3" in caplog.text
+    caplog.clear()
+    training.run(recipe("epochs=1", "schedule.warmup_epochs=0"), Cluster(), tmp_path / "not")
+    assert "because of the layers" not in caplog.text
 
 
 @pytest.fixture(autouse=True)
