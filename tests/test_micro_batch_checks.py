@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tf_largebatch import GhostBatchNormalization, InputError, train_in_micro_batches
+from tf_largebatch import GhostBatchNormalization, GlobalBatchDropout, InputError, train_in_micro_batches
 from tf_largebatch._keras import KERAS_3, keras, tf
+from tf_largebatch.distribution import micro_batch_checks
 
 X, Y = np.zeros((40, 4), np.float32), np.zeros((40, 1), np.float32)
 
@@ -64,6 +65,15 @@ def test_generator_whose_batches_do_not_divide():
     refused("10 examples cannot be cut into 4", model(), data=(data,))
 
 
+def test_ragged_data():
+    x = tf.ragged.constant([[1.0], [2.0, 3.0]] * 20)
+    data = tf.data.Dataset.from_tensors((x, Y))
+    inputs = keras.Input((None,), ragged=True) if not KERAS_3 else keras.Input((None,))
+    made = keras.Model(inputs, keras.layers.Lambda(lambda t: tf.reduce_sum(t, 1, keepdims=True))(inputs))
+    made.compile("sgd", "mse", jit_compile=False)
+    refused("dense tensors, and the data have a RaggedTensor", made, data=(data,))
+
+
 def test_unequal_arrays():
     data = tf.data.Dataset.from_tensors((X, Y[:20]))
     refused("different numbers of examples: 20, 40", model(loss=lambda y, p: 0 * p), data=(data,))
@@ -116,6 +126,14 @@ def test_two_accumulations():
         model(optimizer=optimizer),
         batch_size=8,
     )
+
+
+def test_layers_that_know_the_cluster():
+    group, whole = GhostBatchNormalization(4, name="group"), GhostBatchNormalization(synchronized=True, name="whole")
+    frozen = keras.layers.BatchNormalization(trainable=False, name="frozen")
+    known = [keras.layers.BatchNormalization(name="stock"), keras.layers.Dropout(0.5, name="dropout")]
+    made = model(group, whole, frozen, GlobalBatchDropout(0.5), GhostBatchNormalization(name="any"), *known)
+    assert micro_batch_checks.layers_that_know_the_cluster(made) == ["any", "stock", "dropout"]
 
 
 def test_a_second_call_replaces_the_first():

@@ -21,6 +21,9 @@ _ONE_SIZE = (
 def slice_size(data: Any, micro_batches: int) -> Any:
     """Examples in a slice: a number, or a tensor where only the running step knows."""
     leaves = [leaf for leaf in tf.nest.flatten(data) if leaf is not None]
+    for leaf in leaves:
+        if micro_batches > 1 and not isinstance(leaf, tf.Tensor):
+            raise InputError(f"micro-batches are cut from dense tensors, and the data have a {type(leaf).__name__}.")
     sizes = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
     if sizes == {None}:
         if micro_batches > 1 and not isinstance(

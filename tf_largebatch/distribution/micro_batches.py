@@ -29,7 +29,8 @@ def train_in_micro_batches(
     the weights and `iterations` count steps. The loss scale of mixed precision is checked on the reduced
     gradient. Moving statistics of batch norm are updated once a step, with the mean over all slices of all
     replicas. Works for functional, sequential and subclassed models, before or after `compile`, under any
-    strategy and without one. A loaded model needs the call again.
+    strategy and without one. A loaded model needs the call again. On Keras 3 it applies
+    `keras3_repairs.py`.
 
     Args:
       model: without a `train_step` of its own; made in the strategy's scope.
@@ -107,7 +108,7 @@ class _Slices:
         self.statistics = moving_statistics.variables(model)
         self.size = micro_batch_checks.slice_size(data, count)
         micro_batch_checks.check_groups(model, self.size, count)
-        self.data = tf.nest.map_structure(self._cut, data)
+        self.data = data if count == 1 else tf.nest.map_structure(self._cut, data)
         context = tf.distribute.get_replica_context()
         replica, share = tf.cast(context.replica_id_in_sync_group, tf.int64), tf.cast(count * self.size, tf.int64)
         self.step = tf.cast(tf.convert_to_tensor(model.optimizer.iterations), tf.int64)
@@ -149,7 +150,9 @@ class _Slices:
         # Each slice updates the moving statistics from where the step found them.
         for statistic, value in zip(self.statistics, before):
             statistic.assign(value)
-        data = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[index], self.data)
+        data = self.data
+        if self.count > 1:
+            data = tf.nest.map_structure(lambda leaf: None if leaf is None else leaf[index], data)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         first = self.first_example + tf.cast(index, tf.int64) * tf.cast(self.size, tf.int64)
         with global_batch.at(self.step, first), tf.GradientTape() as tape:
