@@ -3,7 +3,8 @@
     python strategy_cases.py OUTPUT.json FOLDER DEVICES [CASE ...]
 
 DEVICES logical CPUs in this process, or in each worker of TF_CONFIG. OUTPUT holds {case: numbers}, which are the
-same on any devices. Of this package only `strategy()` is used, which repairs Keras 3.
+same on any devices. Of this package only `strategy()` is used, which repairs Keras 3, and
+once `train_in_micro_batches`.
 """
 
 from __future__ import annotations
@@ -201,6 +202,21 @@ def masks():
     return {"distinct": len({row.tobytes() for row in rows}) == 2 * replicas}
 
 
+def scaled():
+    """Loss scaling where one example, which one replica alone has, makes one gradient infinite."""
+    x = X.copy()
+    x[13] = np.inf
+    results = {}
+    for micro_batches in (None, 2):
+        model = linear(lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=8.0))
+        if micro_batches:
+            tf_largebatch.train_in_micro_batches(model, micro_batches)
+        model.fit(batches(x, Y), verbose=0)
+        scale = float(np.asarray(model.optimizer.dynamic_scale))
+        results[f"micro-batches {micro_batches}"] = {"weights": weights(model), "scale": scale}
+    return results
+
+
 def validated():
     """Validation that uses its data up exactly, in each epoch."""
     model = linear()
@@ -209,6 +225,7 @@ def validated():
 
 
 CASES = [nested, uneven, many_steps, clipped, accumulated, averaged, statistics, muon, callbacks, masks, validated]
+CASES += [scaled]
 results = {}
 for case in CASES:
     if not chosen or case.__name__ in chosen:

@@ -20,7 +20,7 @@ PROGRAM = str(ROOT / "tests" / "strategy_cases.py")
 # The quickest cases that use several replicas of several workers in different ways.
 FEW = ["nested", "uneven", "statistics", "clipped"]
 CASES = ["nested", "uneven", "many_steps", "clipped", "accumulated", "averaged", "statistics", "muon", "callbacks"]
-CASES += ["masks", "validated"]
+CASES += ["masks", "validated", "scaled"]
 CLUSTERS = {"2 replicas": CASES, "4 replicas": FEW, "2 workers": CASES, "2 workers x 2": FEW}
 
 pytestmark = pytest.mark.skipif(not KERAS_3, reason="Keras 2 is not repaired")
@@ -108,6 +108,18 @@ class TestOneProcess:
 
     def test_backup_went_on_where_it_was(self, alone):
         assert alone["callbacks"]["epochs"] == [2]
+
+    def test_the_infinite_step_is_left_out(self, alone):
+        draw = np.random.default_rng(0)
+        x, y = draw.normal(size=(32, 3)), draw.normal(size=(32, 1))
+        kernel, bias = np.full((3, 1), 0.5), np.zeros(1)
+        for first in (0, 16, 24):
+            batch = slice(first, first + 8)
+            error = x[batch] @ kernel + bias - y[batch]
+            kernel, bias = kernel - 0.05 * 2 * x[batch].T @ error / 8, bias - 0.05 * 2 * error.mean()
+        for result in alone["scaled"].values():
+            assert result["weights"] == pytest.approx([*kernel.ravel(), *bias], rel=1e-4)
+            assert result["scale"] == 4.0
 
     def test_masks_differ(self, alone):
         assert alone["masks"]["distinct"]
