@@ -144,7 +144,7 @@ def measure_all_rounds(network: str) -> dict:
     """What the result says of a network: medians over the rounds of all pairs of workers."""
     starts = range(0, FLAGS.rounds, ROUNDS_OF_A_PAIR)
     parts = [measure_in_two_processes(network, min(ROUNDS_OF_A_PAIR, FLAGS.rounds - start)) for start in starts]
-    times = {name: [time for part in parts for time in part["milliseconds"][name]] for name in VARIANTS}
+    times = {name: [value for part in parts for value in part["milliseconds"][name]] for name in VARIANTS}
     return {
         "tensors": NETWORKS[network][1],
         "values": NETWORKS[network][2],
@@ -161,8 +161,8 @@ def table(measured: dict) -> str:
     columns = [(implementation, wire_dtype) for implementation in IMPLEMENTATIONS for wire_dtype in WIRE_DTYPES]
     lines = ["MiB per pack" + "".join(f"{' '.join(column):>16}" for column in columns)]
     for megabytes in PACK_MEGABYTES:
-        times = [measured["milliseconds"][f"{i}, {megabytes} MiB, {wire_dtype}"] for i, wire_dtype in columns]
-        lines.append(f"{megabytes or 'all in one':>12}" + "".join(f"{time:13.0f} ms" for time in times))
+        medians = [measured["milliseconds"][f"{i}, {megabytes} MiB, {wire_dtype}"] for i, wire_dtype in columns]
+        lines.append(f"{megabytes or 'all in one':>12}" + "".join(f"{median:13.0f} ms" for median in medians))
     return "\n".join(lines)
 
 
@@ -180,11 +180,12 @@ def main(_):
     }
     for network in NETWORKS:
         measured = result[network] = measure_all_rounds(network)
-        result["environment"] = measured.pop("environment")
+        environment = measured.pop("environment")
         load, error = measured["load_average"], measured["bfloat16_relative_error"]
         print(f"\n{network}: {measured['tensors']} tensors, {measured['values']:,} values, {FLAGS.rounds} rounds")
         print(f"load average {min(load):.1f} to {max(load):.1f}\n{table(measured)}")
         print(f"error of a sum in bfloat16, relative: median {error['median']:.2e}, largest {error['largest']:.2e}")
+    result["environment"] = environment
     Path(FLAGS.output).write_text(json.dumps(result, indent=2) + "\n")
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tf_largebatch._keras import Optimizer, keras, rows_summed, tf
+from tf_largebatch.distribution import collectives
 
 Original = Callable[..., Any]
 
@@ -88,7 +89,7 @@ def accumulate_outside_of_conditions(original: Original) -> Original:
             original(self, grads, trainable_variables)
             return
         if _on_several_replicas() and not _are_reduced():
-            grads = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(grads))
+            grads = collectives.all_reduce_sum(grads)
 
         def update(*grads: Any) -> None:
             with reduced_gradients():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tf_largebatch._keras import tf
-from tf_largebatch.distribution import moving_statistics
+from tf_largebatch.distribution import collectives, moving_statistics
 
 Original = Callable[..., Any]
 
@@ -180,9 +180,7 @@ def _results_of_all_replicas(model: Any, outputs: Any) -> tuple[dict[str, tf.Ten
     counts = [variable for variable in model.metrics_variables if variable.aggregation in ("sum", "mean")]
     if not isinstance(outputs, dict) or not counts:
         return {}, outputs
-    # identity: what is read from a variable has no device of its own, and the collective strategy asks for one.
-    own = [tf.identity(count.value) for count in counts]
-    totals = context.all_reduce(tf.distribute.ReduceOp.SUM, own)
+    totals = collectives.all_reduce_sum([tf.convert_to_tensor(count.value) for count in counts])
     replicas = context.num_replicas_in_sync
     totals = [
         total / tf.cast(replicas, total.dtype) if count.aggregation == "mean" else total

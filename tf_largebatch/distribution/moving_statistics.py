@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tf_largebatch._keras import keras, sublayers, tf, tf_variable
+from tf_largebatch.distribution import collectives
 
 
 def variables(model: keras.Model) -> list[tf.Variable]:
@@ -40,6 +41,5 @@ def average(statistics: Sequence[tf.Variable], share: tf.Tensor | None = None) -
         else:
             # Statistics of no examples are NaN.
             weighted.append(tf.where(share > 0, value, tf.zeros_like(value)) * tf.cast(share, value.dtype))
-    sums = context.all_reduce(tf.distribute.ReduceOp.SUM, weighted)
-    for statistic, mean in zip(statistics, sums):
+    for statistic, mean in zip(statistics, collectives.all_reduce_sum(weighted)):
         statistic.assign(mean)
