@@ -84,7 +84,10 @@ def uneven():
     first = model.fit(batches(X[:5], Y[:5], size=5), verbose=0, epochs=1)
     with strategy.scope():
         metrics = ["mae", keras.metrics.AUC(name="auc")]
-        compiled(model, weighted_metrics=metrics, loss=keras.losses.BinaryCrossentropy(from_logits=True))
+        # Its counts are whole numbers.
+        overlap = keras.metrics.BinaryIoU(name="overlap")
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        compiled(model, weighted_metrics=metrics, metrics=[overlap], loss=loss)
     labels, sample = (Y[:30] > 0).astype("float32"), np.linspace(0, 2, 30).astype("float32")
     data = batches(X[:30], labels, sample, drop_remainder=False)
     second = model.fit(data, verbose=0, epochs=2, validation_data=data)
@@ -217,6 +220,12 @@ def scaled():
     return results
 
 
+def single_number():
+    """A loss function that takes the mean itself."""
+    model = linear(loss=lambda y, p: tf.reduce_mean(tf.square(y - p)))
+    return {**numbers(model.fit(batches(X, Y), verbose=0)), "weights": weights(model)}
+
+
 def validated():
     """Validation that uses its data up exactly, in each epoch."""
     model = linear()
@@ -225,7 +234,7 @@ def validated():
 
 
 CASES = [nested, uneven, many_steps, clipped, accumulated, averaged, statistics, muon, callbacks, masks, validated]
-CASES += [scaled]
+CASES += [scaled, single_number]
 results = {}
 for case in CASES:
     if not chosen or case.__name__ in chosen:

@@ -46,6 +46,14 @@ def test_own_train_step():
         train_in_micro_batches(Own(), 2)
 
 
+def test_what_validation_takes_is_no_part_of_the_batches():
+    train_in_micro_batches(model(), 4).fit(X, Y, batch_size=16, validation_split=0.2, verbose=0)
+
+
+def test_what_is_not_reached_is_no_part_of_the_batches():
+    train_in_micro_batches(model(), 4).fit(X, Y, batch_size=16, steps_per_epoch=2, verbose=0)
+
+
 @pytest.mark.parametrize(("size", "rows"), [(10, 40), (20, 40), (6, 36)])
 def test_batches_that_do_not_divide(size, rows):
     refused(f"batches of {size} examples cannot be cut into 8", model(), 8, (X[:rows], Y[:rows]), batch_size=size)
@@ -109,6 +117,17 @@ def test_fixed_batch_size():
 def test_losses_that_are_no_mean(reduction):
     loss = keras.losses.MeanSquaredError(reduction=reduction)
     refused(f"has reduction '{reduction}'", model(loss=loss), batch_size=8)
+
+
+def test_ignored_class():
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=0)
+    refused("ignore_class=0", model(loss=loss), batch_size=8)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("wire_dtype", "float8"), ("wire_dtype", None), ("jit_compile", "x")])
+def test_other_arguments(argument, value):
+    with pytest.raises(InputError, match=f"{argument} is"):
+        train_in_micro_batches(model(), 2, **{argument: value})
 
 
 def test_masked_output():

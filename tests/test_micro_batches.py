@@ -175,6 +175,39 @@ def test_eagerly():
     assert_same(trained(functional, 4, compiled={"run_eagerly": True}), trained(functional, 4))
 
 
+def test_generator():
+    def batches():
+        while True:
+            yield from zip(np.split(X, 2), np.split(Y, 2))
+
+    keras.utils.set_random_seed(1)
+    model = functional()
+    model.compile(optimizer(), "mse", metrics=["mae"], jit_compile=False)
+    history = train_in_micro_batches(model, 4).fit(batches(), steps_per_epoch=2, epochs=2, verbose=0).history
+    assert_same((model, history), trained(functional, None))
+
+
+def test_several_steps_at_once():
+    assert_same(trained(functional, 4, compiled={"steps_per_execution": 2}), trained(functional, None))
+
+
+def test_nothing_to_train():
+    model, history = trained(lambda: keras.Sequential([keras.Input((6,)), dense(trainable=False)]), 4, epochs=1)
+    assert np.isfinite(history["loss"]).all()
+
+
+def test_saved_and_cloned(tmp_path):
+    model, _ = trained(functional, 4)
+    model.save(str(tmp_path / "model.keras"))
+    loaded = keras.models.load_model(str(tmp_path / "model.keras"))
+    np.testing.assert_array_equal(loaded.predict(X, verbose=0), model.predict(X, verbose=0))
+    loaded.fit(X, Y, batch_size=7, verbose=0)
+    assert keras.models.clone_model(model).count_params() == model.count_params()
+    model.export(str(tmp_path / "exported"))
+    served = tf.saved_model.load(str(tmp_path / "exported"))
+    np.testing.assert_allclose(served.serve(tf.constant(X)), model.predict(X, verbose=0), rtol=1e-9)
+
+
 def test_dropout_of_keras():
     model, history = trained(lambda: keras.Sequential([keras.Input((6,)), keras.layers.Dropout(0.5), dense()]), 4)
     assert np.isfinite(history["loss"]).all()

@@ -20,7 +20,7 @@ PROGRAM = str(ROOT / "tests" / "strategy_cases.py")
 # The quickest cases that use several replicas of several workers in different ways.
 FEW = ["nested", "uneven", "statistics", "clipped"]
 CASES = ["nested", "uneven", "many_steps", "clipped", "accumulated", "averaged", "statistics", "muon", "callbacks"]
-CASES += ["masks", "validated", "scaled"]
+CASES += ["masks", "validated", "scaled", "single_number"]
 CLUSTERS = {"2 replicas": CASES, "4 replicas": FEW, "2 workers": CASES, "2 workers x 2": FEW}
 
 pytestmark = pytest.mark.skipif(not KERAS_3, reason="Keras 2 is not repaired")

@@ -5,7 +5,8 @@
 
 `strategies.strategy()` applies them. Stock Keras 3 raises, or computes something else than one
 replica would with the whole batch, in the ways listed in `_repairs`; each entry replaces one function
-of Keras, does nothing without a strategy, and has a test with the right value in tests/conformance.
+of Keras and has a test with the right value in tests/conformance. Two are felt without a strategy as well: with
+`gradient_accumulation_steps` schedules and averages count updates, and sparse gradients are clipped by their norm.
 Public reports: keras-team/keras#20585 (fit under MultiWorkerMirroredStrategy), #20582 (gradient
 accumulation), tensorflow/tensorflow#72388 (steps_per_execution); open since 2024.
 
@@ -44,7 +45,7 @@ def apply() -> None:
 
 
 def undo() -> None:
-    """Puts Keras's own functions back."""
+    """Puts Keras's own functions back; not while a model trains in micro-batches, which builds on the repairs."""
     while _originals:
         setattr(*_originals.pop())
 
@@ -68,6 +69,7 @@ def _repairs() -> list[tuple[Any, str, Callable[..., Any]]]:
         (TensorFlowTrainer, "_make_function", trainer.step_over_replicas),
         (loss, "scale_loss_for_distribution", trainer.scale_by_share),
         (loss, "unscale_loss_for_distribution", trainer.unscale_by_share),
+        (loss, "reduce_values", trainer.scale_single_numbers),
         # Dropout and other random layers: another mask on each replica.
         (keras.random.SeedGenerator, "next", trainer.another_seed_on_each_replica),
         # Optimizers: clip after the reduce; accumulation and EMA on replicas; variable paths.

@@ -125,6 +125,22 @@ def scale_by_share(original: Original) -> Original:
     return scale_loss_for_distribution
 
 
+def scale_single_numbers(original: Original) -> Original:
+    """`reduce_values`: a loss function that gives one number is a mean too, and is divided by the replicas.
+
+    Keras leaves it as it is, and the sum over N replicas makes the gradient N times too large.
+    """
+
+    def reduce_values(values: tf.Tensor, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"):
+        from keras.src.losses import loss
+
+        reduced = original(values, sample_weight, reduction)
+        is_mean = reduction in ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+        return loss.scale_loss_for_distribution(reduced) if is_mean and not tuple(values.shape) else reduced
+
+    return reduce_values
+
+
 def unscale_by_share(original: Original) -> Original:
     """`unscale_loss_for_distribution`, the inverse of `scale_by_share`; 0 for a replica without examples."""
 

@@ -24,13 +24,9 @@ def slice_size(data: Any, micro_batches: int) -> Any:
     for leaf in leaves:
         if micro_batches > 1 and not isinstance(leaf, tf.Tensor):
             raise InputError(f"micro-batches are cut from dense tensors, and the data have a {type(leaf).__name__}.")
-    sizes = {leaf.shape[0] if leaf.shape.rank else 0 for leaf in leaves}
+    sizes = {None if leaf.shape.rank is None else (leaf.shape[:1] or [0])[0] for leaf in leaves}
     if sizes == {None}:
-        if micro_batches > 1 and not isinstance(
-            tf.distribute.get_strategy(), tf.distribute.MultiWorkerMirroredStrategy
-        ):
-            raise InputError(_ONE_SIZE)
-        # Several workers never know it beforehand, unless the data are without end.
+        # Of generators, of several steps at once, and of several workers whose data have an end.
         size = tf.shape(leaves[0])[0]
         with tf.control_dependencies([tf.debugging.assert_equal(size % micro_batches, 0, _ONE_SIZE)]):
             return tf.identity(size // micro_batches)
@@ -71,6 +67,13 @@ def check_compiled(model: keras.Model, micro_batches: int) -> None:
             "the optimizer has gradient_accumulation_steps, and the model trains in micro-batches: use one of them."
         )
     for loss in tf.nest.flatten(model.loss):
+        # Keras 2 keeps it among the arguments of the function that the loss calls.
+        ignored = getattr(loss, "ignore_class", getattr(loss, "_fn_kwargs", {}).get("ignore_class"))
+        if micro_batches > 1 and ignored is not None:
+            raise InputError(
+                f"the loss has ignore_class={ignored}, by whose count Keras divides the loss of each "
+                "micro-batch; give sample weights instead, or train with micro_batches=1."
+            )
         reduction = getattr(loss, "reduction", None)
         if micro_batches > 1 and reduction not in _MEANS:
             raise InputError(

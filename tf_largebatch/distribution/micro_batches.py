@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from tf_largebatch._keras import keras, tf
 from tf_largebatch.distribution import (
@@ -29,8 +29,11 @@ def train_in_micro_batches(
     the weights and `iterations` count steps. The loss scale of mixed precision is checked on the reduced
     gradient. Moving statistics of batch norm are updated once a step, with the mean over all slices of all
     replicas. Works for functional, sequential and subclassed models, before or after `compile`, under any
-    strategy and without one. A loaded model needs the call again. On Keras 3 it applies
-    `keras3_repairs.py`.
+    strategy and without one. A loaded or copied model needs the call again. On Keras 3 it applies
+    `keras3_repairs.py`, which must not be undone while the model trains.
+
+    A loss of yours that gives one number, in `compile`, `compute_loss` or `add_loss`, is taken for a mean over the
+    examples. State that layers of yours keep, other than batch norm's, changes with every slice.
 
     Args:
       model: without a `train_step` of its own; made in the strategy's scope.
@@ -48,6 +51,8 @@ def train_in_micro_batches(
         raises it before the first step.
     """
     micro_batches = checked("micro_batches", micro_batches, PositiveInt)
+    jit_compile = checked("jit_compile", jit_compile, bool)
+    wire_dtype = checked("wire_dtype", wire_dtype, Literal["float32", "bfloat16"])
     if not isinstance(model, keras.Model):
         raise InputError(f"train_in_micro_batches takes a Keras model, not {type(model).__name__}.")
     if step_of.has_own_train_step(model):
@@ -65,8 +70,8 @@ def train_in_micro_batches(
         for statistic, mean in zip(moving_statistics.variables(model), statistics):
             statistic.assign(mean)
         moving_statistics.average(moving_statistics.variables(model), keras3_trainer.share())
-        gradients = collectives.all_reduce_sum(gradients, wire_dtype)
-        step_of.apply_reduced(model.optimizer, gradients, variables)
+        if variables:
+            step_of.apply_reduced(model.optimizer, collectives.all_reduce_sum(gradients, wire_dtype), variables)
         return model.get_metrics_result()
 
     train_step.averages_statistics = True
@@ -91,17 +96,18 @@ def _checked_fit(fit: Callable[..., Any], micro_batches: int, replicas: int) -> 
     original = getattr(fit, "of_keras", fit)
 
     @functools.wraps(original)
-    def checked(x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
-        if micro_batches > 1:
+    def fit_in_slices(x: Any = None, y: Any = None, batch_size: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        # A part of the arrays may yet be put aside, or not be reached: then the step itself tells.
+        if micro_batches > 1 and not (kwargs.get("validation_split") or kwargs.get("steps_per_epoch")):
             micro_batch_checks.check_data(x, batch_size, micro_batches, replicas)
         return original(x, y, batch_size, *args, **kwargs)
 
-    checked.of_keras = original
-    return checked
+    fit_in_slices.of_keras = original
+    return fit_in_slices
 
 
 class _Slices:
-    """One replica's batch in equal slices, and the mean over them of gradients and moving statistics."""
+    """One replica's batch in equal slices, and what they have in common: gradients and moving statistics."""
 
     def __init__(self, model: keras.Model, data: Any, count: int, variables: Sequence[tf.Variable], jit: bool):
         self.model, self.count, self.variables, self.jit = model, count, variables, jit
@@ -116,10 +122,15 @@ class _Slices:
         self.without_gradient: set[int] = set()
 
     def _cut(self, leaf: Any) -> Any:
-        return None if leaf is None else tf.reshape(leaf, (self.count, self.size, *leaf.shape[1:]))
+        if leaf is None:
+            return None
+        if leaf.shape[1:].is_fully_defined():
+            return tf.reshape(leaf, (self.count, self.size, *leaf.shape[1:]))
+        # Of a generator Keras 2 knows no shape.
+        return tf.reshape(leaf, tf.concat([[self.count, self.size], tf.shape(leaf)[1:]], axis=0))
 
     def mean(self) -> tuple[list[Any], list[tf.Tensor]]:
-        """(gradients of `variables`, values of the moving statistics), means over the slices."""
+        """(gradients of `variables`, values of the moving statistics) of the whole batch."""
         before = [tf.identity(statistic) for statistic in self.statistics]
         if self.count == 1:
             return self._of_slice(tf.constant(0), before)
@@ -140,10 +151,7 @@ class _Slices:
 
         compiled = tf.function(all_slices, jit_compile=True, autograph=False) if self.jit else all_slices
         gradients, statistics = compiled(sums, before)
-        gradients = [
-            None if index in self.without_gradient else gradient / self.count
-            for index, gradient in enumerate(gradients)
-        ]
+        gradients = [None if index in self.without_gradient else total for index, total in enumerate(gradients)]
         return gradients, [statistic / self.count for statistic in statistics]
 
     def _of_slice(self, index: tf.Tensor, before: Sequence[tf.Tensor]) -> tuple[list[Any], list[tf.Tensor]]:
@@ -163,7 +171,8 @@ class _Slices:
                     "give sample weights instead, or train with micro_batches=1."
                 )
             loss = step_of.loss(self.model, x, y, y_pred, sample_weight)
-            loss = step_of.scaled_loss(self.model.optimizer, loss)
+            # Before the backward pass: its 16-bit gradients are then those of the whole batch.
+            loss = step_of.scaled_loss(self.model.optimizer, loss / self.count)
         gradients = tape.gradient(loss, self.variables)
         step_of.update_metrics(self.model, x, y, y_pred, sample_weight)
         return gradients, [tf.identity(statistic) for statistic in self.statistics]

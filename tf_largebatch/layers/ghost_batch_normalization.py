@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tf_largebatch._keras import keras, register, tf
-from tf_largebatch.validation import InputError, Int, PositiveInt, checked
+from tf_largebatch.validation import Fraction, InputError, Int, NonNegativeFloat, PositiveInt, checked
 
 # Options of either Keras that change what training computes, and that `call` does not follow.
 _REFUSED = ("renorm", "virtual_batch_size", "adjustment")
@@ -70,12 +70,16 @@ class GhostBatchNormalization(keras.layers.BatchNormalization):
                 f"{group_size}; leave out one of the two."
             )
         axis = checked(f"{name}: axis", axis, Int)
+        momentum = checked(f"{name}: momentum", momentum, Fraction)
+        epsilon = checked(f"{name}: epsilon", epsilon, NonNegativeFloat)
         super().__init__(axis=axis, momentum=momentum, epsilon=epsilon, synchronized=synchronized, **kwargs)
         self.group_size = group_size
         # Keras 2 makes a list of `axis` when it builds.
         self._channel_axis = axis
 
     def build(self, input_shape: Any) -> None:
+        if not -len(input_shape) <= self._channel_axis < len(input_shape):
+            raise InputError(f"{self.name}: axis is {self._channel_axis}, but the inputs have {len(input_shape)} axes.")
         if self._channel_axis % len(input_shape) == 0:
             raise InputError(f"{self.name}: axis is {self._channel_axis}, but the first axis holds the examples.")
         super().build(input_shape)
