@@ -27,7 +27,8 @@ def test_a_shipped_recipe_passes_and_its_functions_are_found():
 
 def test_options_come_out_as_the_function_wants_them():
     functions = preflight.check(recipe("network_options.batch_norm_momentum=5e-1", "network_options.width='8'"))
-    assert functions.network.options == {"width": 8, "batch_norm": True, "batch_norm_momentum": 0.5}
+    stated = {"batch_norm": True, "batch_norm_group_size": 32, "dropout": 0.0}
+    assert functions.network.options == {"width": 8, "batch_norm_momentum": 0.5, **stated}
 
 
 @pytest.mark.parametrize(
