@@ -175,8 +175,9 @@ def share() -> tf.Tensor | None:
 def _share_of_batch(data: Any) -> Iterator[tf.Tensor | None]:
     """This replica's share of the examples, 0 to 1; None where all replicas surely have as many."""
     context = tf.distribute.get_replica_context()
-    examples = next((leaf for leaf in tf.nest.flatten(data) if leaf is not None), None)
-    if context.num_replicas_in_sync == 1 or examples is None or tf.convert_to_tensor(examples).shape[0] is not None:
+    # Ragged and sparse tensors tell their number of examples in other ways; the dense ones beside them have as many.
+    examples = next((leaf for leaf in tf.nest.flatten(data) if isinstance(leaf, tf.Tensor)), None)
+    if context.num_replicas_in_sync == 1 or examples is None or examples.shape[:1].is_fully_defined():
         yield None
         return
     count = tf.cast(tf.shape(examples)[0], tf.float32)
