@@ -17,7 +17,7 @@ from absl import flags
 
 import tf_largebatch
 from tf_largebatch import command_line, preflight
-from tf_largebatch.supervisor import gpus, job, local_ports, local_processes
+from tf_largebatch.supervisor import gpus, job, local_ports, local_processes, supervise
 
 FLAGS = flags.FLAGS
 # allow_override: launchers share these names, and tests import several into one process.
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
         print(job.describe(this_job))
         return 0
     print(f"global batch: {split}\nlogs: {logs}", flush=True)
-    return local_processes.run(this_job, logs)
+    return supervise.run(lambda attempt: this_job, local_processes.LocalProcess, logs)
 
 
 def _train_command(workdir: Path) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from tf_largebatch.supervisor import local_processes
+from tf_largebatch.supervisor import local_processes, supervise, watch
 from tf_largebatch.supervisor.job import Job, Worker
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -29,10 +30,28 @@ def stub_job(*programs: str) -> Job:
     return Job(workers, tuple(f"127.0.0.1:{2000 + worker.rank}" for worker in workers))
 
 
-def run(folder: Path, *programs: str, **options) -> tuple[int, str]:
+def run(folder: Path, *programs: str, options: supervise.Options | None = None, **limits) -> tuple[int, str]:
+    """(exit code, what the launcher shows) of a job of these programs; `limits` are those of `watch.Limits`."""
     output = io.StringIO()
-    code = local_processes.run(stub_job(*programs), folder, output, **options)
+    code = run_onto(output, folder, *programs, options=options or supervise.Options(watch.Limits(**limits)))
     return code, output.getvalue()
+
+
+def run_onto(output, folder: Path, *programs: str, options: supervise.Options | None = None) -> int:
+    """Runs a job of these programs, whose lines go to the file `output`; gives its exit code."""
+    return supervise.run(lambda attempt: stub_job(*programs), local_processes.LocalProcess, folder, options, output)
+
+
+def logs(folder: Path, attempt: int = 0) -> Path:
+    """The log folder of an attempt of the one job in `folder`."""
+    (job,) = folder.glob("20*")
+    return job / f"attempt_{attempt}"
+
+
+def record(folder: Path) -> dict:
+    """What job.json of the one job in `folder` says."""
+    (file,) = folder.glob("20*/job.json")
+    return json.loads(file.read_text())
 
 
 def is_running(pid: int) -> bool:
@@ -65,15 +84,16 @@ def pids(folder: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def launcher(folder: Path, *programs: str, output=subprocess.PIPE, **options):
+def launcher(folder: Path, *programs: str, output=subprocess.PIPE, **limits):
     """A process of its own that runs a job of these stubs, once they are all ready."""
     program = f"""
-import sys
-from tf_largebatch.supervisor import local_processes
+import pathlib, sys
+from tf_largebatch.supervisor import local_processes, supervise, watch
 from tf_largebatch.supervisor.job import Job, Worker
 programs = {[writes_pid(folder, program) for program in programs]!r}
 workers = tuple(Worker(rank, (sys.executable, "-c", text)) for rank, text in enumerate(programs))
-sys.exit(local_processes.run(Job(workers, ("localhost:1",) * len(workers)), {str(folder)!r}, **{options!r}))
+job, options = Job(workers, ("localhost:1",) * len(workers)), supervise.Options(watch.Limits(**{limits!r}))
+sys.exit(supervise.run(lambda attempt: job, local_processes.LocalProcess, pathlib.Path({str(folder)!r}), options))
 """
     process = subprocess.Popen(
         [sys.executable, "-c", program],
@@ -98,7 +118,7 @@ sys.exit(local_processes.run(Job(workers, ("localhost:1",) * len(workers)), {str
 
 def all_ready(folder: Path, count: int):
     def ready() -> bool:
-        logs = [log.read_text() for log in folder.glob("worker_*.log")]
-        return sum("ready" in log for log in logs) == count
+        texts = [log.read_text() for log in folder.glob("20*/attempt_*/worker_*.log")]
+        return sum("ready" in text for text in texts) == count
 
     wait_until(ready, f"{count} workers to be ready")

@@ -153,7 +153,11 @@ def test_workers_get_the_flags_the_package_and_the_users_folder(stubbed, folder,
     assert start["package"] == str(REPOSITORY / "tf_largebatch" / "__init__.py")
     assert str(tmp_path / "programs") not in start["path"]
     assert start["path"].index(str(REPOSITORY)) < start["path"].index(str(folder))
-    assert sorted(file.name for file in (folder / "out here" / "logs").iterdir()) == ["job.json", "worker_0.log"]
+    (logs,) = (folder / "out here" / "logs").iterdir()
+    assert sorted(str(file.relative_to(logs)) for file in logs.rglob("*.*")) == [
+        "attempt_0/worker_00000.log",
+        "job.json",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +233,8 @@ def test_the_exit_code_is_that_of_the_worker_that_failed_first(stubbed, folder, 
     done = call(stubbed, "--config=tiny.yaml", "--local_workers=2")
     assert done.returncode == 7
     assert "worker 1 failed first: exit code 7" in done.stdout
-    assert json.loads((folder / "runs/tiny/logs/job.json").read_text())["exit_code"] == 7
+    (record,) = folder.glob("runs/tiny/logs/*/job.json")
+    assert json.loads(record.read_text())["attempts"][0]["exit_code"] == 7
 
 
 def test_ctrl_c_ends_all_workers(stubbed, folder, monkeypatch):
@@ -242,9 +247,8 @@ def test_ctrl_c_ends_all_workers(stubbed, folder, monkeypatch):
         text=True,
     )
     try:
-        logs = [folder / f"runs/tiny/logs/worker_{rank}.log" for rank in (0, 1)]
         deadline = time.monotonic() + 30
-        while not all(log.exists() and "ready" in log.read_text() for log in logs):
+        while sum("ready" in log.read_text() for log in folder.glob("runs/tiny/logs/*/*/worker_*.log")) < 2:
             assert time.monotonic() < deadline and process.poll() is None, "the workers did not start"
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import json
 import re
 import signal
 import subprocess
@@ -22,13 +21,15 @@ from stub_workers import (
     all_ready,
     is_running,
     launcher,
+    logs,
     pids,
+    record,
     run,
     wait_until,
     writes_pid,
 )
 
-from tf_largebatch.supervisor import local_processes, watch
+from tf_largebatch.supervisor import local_processes, supervise, watch
 from tf_largebatch.supervisor.job import Job, Worker
 
 # No test waits this long unless it fails.
@@ -39,10 +40,10 @@ def test_the_first_failure_ends_the_job_with_its_code_and_is_named(tmp_path):
     code, shown = run(tmp_path, WAITS, FAILS_WITH_3)
     assert code == 3
     assert re.search(r"worker 1 failed first: exit code 3 after [\d.]+ s; the job ends with exit code 3\.$", shown)
-    assert f"The last lines of {tmp_path}/worker_1.log:\n    no such file\n" in shown
+    assert f"The last lines of {logs(tmp_path)}/worker_00001.log:\n    no such file\n" in shown
     assert "worker 0: killed by SIGTERM" in shown
-    record = json.loads((tmp_path / "job.json").read_text())
-    assert [worker["exit_code"] for worker in record["workers"]] == [143, 3]
+    (attempt,) = record(tmp_path)["attempts"]
+    assert [worker["exit_code"] for worker in attempt["workers"]] == [143, 3]
 
 
 def test_a_survivor_that_fails_afterwards_is_not_the_culprit(tmp_path):
@@ -59,11 +60,14 @@ def test_of_two_that_are_seen_to_end_together_a_survivor_is_not_the_culprit():
         name: str
         exit_code: int
         end: str = "at once"
+        ended_at: float = 0.0
+        told: frozenset[str] = frozenset()
+        lost_a_peer: bool = False
 
         def has_ended(self) -> bool:
             return True
 
-    watched = watch.Watch([Ended("worker 0", 1), Ended("worker 1", 4)], [], print, 1.0, 1.0, 1.0)
+    watched = watch.Watch([Ended("worker 0", 1), Ended("worker 1", 4)], [], print, watch.Limits())
     watched.until_all_ended()
     assert (watched.exit_code, watched.reason) == (4, "worker 1 failed first: at once")
 
@@ -86,10 +90,11 @@ def test_only_the_last_twenty_lines_are_repeated(tmp_path):
 def test_a_worker_that_ignores_sigterm_is_killed(tmp_path):
     waits_for_ready = f"""
 import pathlib, sys, time
-while "ready" not in pathlib.Path({str(tmp_path / "worker_0.log")!r}).read_text(): time.sleep(0.02)
+folder = pathlib.Path({str(tmp_path)!r})
+while not any("ready" in log.read_text() for log in folder.glob("*/attempt_0/worker_00000.log")): time.sleep(0.02)
 sys.exit(3)
 """
-    code, shown = run(tmp_path, IGNORES_SIGTERM, waits_for_ready, failure_grace_secs=0.5)
+    code, shown = run(tmp_path, IGNORES_SIGTERM, waits_for_ready, failure_grace=0.5)
     assert code == 3
     assert "worker 0: killed by SIGKILL" in shown
 
@@ -108,7 +113,7 @@ def test_what_a_worker_started_ends_with_it(tmp_path):
 
 
 def test_a_worker_that_ends_well_long_before_the_others_has_failed(tmp_path):
-    code, shown = run(tmp_path, WAITS, ENDS_WELL, exit_grace_secs=0.5)
+    code, shown = run(tmp_path, WAITS, ENDS_WELL, exit_grace=0.5)
     assert code == 1
     assert "worker 1 ended early: exit code 0" in shown
     assert "but worker 0 went on for more than 0.5 s" in shown
@@ -121,7 +126,8 @@ def test_workers_may_end_well_one_after_the_other(tmp_path):
 def test_a_command_that_does_not_exist_leaves_nothing_running(tmp_path):
     waiting = Worker(0, (sys.executable, "-c", writes_pid(tmp_path, WAITS)))
     with pytest.raises(FileNotFoundError, match="/no/such/program"):
-        local_processes.run(Job((waiting, Worker(1, ("/no/such/program",))), ("a:1", "b:1")), tmp_path, io.StringIO())
+        broken = Job((waiting, Worker(1, ("/no/such/program",))), ("a:1", "b:1"))
+        supervise.run(lambda attempt: broken, local_processes.LocalProcess, tmp_path, output=io.StringIO())
     time.sleep(1.0)  # were worker 0 still there, it would have left its process id by now
     assert not any(is_running(pid) for pid in pids(tmp_path))
 
@@ -149,11 +155,11 @@ def test_a_signal_asks_all_workers_to_end(number, code, tmp_path):
         assert process.returncode == code
         assert "[worker 0] asked" in shown and "[worker 1] asked" in shown
         assert len(pids(tmp_path)) == 2 and not any(is_running(pid) for pid in pids(tmp_path))
-    assert json.loads((tmp_path / "job.json").read_text())["exit_code"] == code
+    assert record(tmp_path)["attempts"][0]["exit_code"] == code
 
 
 def test_a_second_ctrl_c_kills_at_once(tmp_path):
-    with launcher(tmp_path, IGNORES_ALL, IGNORES_ALL, grace_secs=1000.0) as process:
+    with launcher(tmp_path, IGNORES_ALL, IGNORES_ALL, grace=1000.0) as process:
         all_ready(tmp_path, 2)
         process.send_signal(signal.SIGINT)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -164,7 +170,7 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path):
 
 
 def test_workers_that_do_not_end_when_asked_are_killed_after_the_grace(tmp_path):
-    with launcher(tmp_path, IGNORES_ALL, IGNORES_ALL, grace_secs=0.5) as process:
+    with launcher(tmp_path, IGNORES_ALL, IGNORES_ALL, grace=0.5) as process:
         all_ready(tmp_path, 2)
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
@@ -174,7 +180,7 @@ def test_workers_that_do_not_end_when_asked_are_killed_after_the_grace(tmp_path)
 def test_workers_can_be_interrupted_although_the_launcher_began_with_sigint_ignored(tmp_path):
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with launcher(tmp_path, IGNORES_SIGTERM, grace_secs=1000.0) as process:
+        with launcher(tmp_path, IGNORES_SIGTERM, grace=1000.0) as process:
             all_ready(tmp_path, 1)
             process.send_signal(signal.SIGTERM)
             assert process.wait(timeout=30) == 143

@@ -6,15 +6,14 @@ import io
 import json
 import os
 import select
-import sys
 import termios
 import textwrap
 import time
 
 import pytest
-from stub_workers import ENDS_WELL, launcher, run, stub_job
+from stub_workers import ENDS_WELL, launcher, logs, run, run_onto
 
-from tf_largebatch.supervisor import local_processes, worker_output
+from tf_largebatch.supervisor import worker_output
 
 # No test waits this long unless it fails.
 pytestmark = pytest.mark.timeout(60)
@@ -55,20 +54,20 @@ def test_every_line_has_its_prefix_and_every_worker_its_log(tmp_path):
     assert code == 0
     for rank in (0, 1):
         lines = ["out", "err", "2/2", "ü end"]
-        assert (tmp_path / f"worker_{rank}.log").read_text("utf-8").splitlines() == lines
+        assert (logs(tmp_path) / f"worker_{rank:05}.log").read_text("utf-8").splitlines() == lines
         prefix = f"[worker {rank}] "
         assert [line for line in shown.splitlines() if line.startswith(prefix)] == [prefix + line for line in lines]
 
 
-def test_logs_are_appended_and_the_record_is_of_the_last_run(tmp_path):
+def test_every_job_has_a_folder_of_its_own(tmp_path):
     for _ in range(2):
         assert run(tmp_path, ENDS_WELL)[0] == 0
-    assert (tmp_path / "worker_0.log").read_text() == "done\ndone\n"
-    record = json.loads((tmp_path / "job.json").read_text())
-    assert record["addresses"] == ["127.0.0.1:2000"]
-    assert record["start"] <= record["end"]
-    assert record["exit_code"] == 0 and record["workers"][0]["exit_code"] == 0
-    assert record["workers"][0]["command"] == [sys.executable, "-c", ENDS_WELL]
+    records = [json.loads(file.read_text()) for file in tmp_path.glob("*/job.json")]
+    assert len({record["job"] for record in records}) == 2
+    for record in records:
+        (attempt,) = record["attempts"]
+        assert attempt["exit_code"] == 0 and attempt["end"] >= attempt["start"]
+        assert (tmp_path / record["job"] / attempt["folder"] / attempt["workers"][0]["log"]).read_text() == "done\n"
 
 
 def test_a_reader_that_goes_away_does_not_stop_the_job(tmp_path):
@@ -76,13 +75,13 @@ def test_a_reader_that_goes_away_does_not_stop_the_job(tmp_path):
         def write(self, text):
             raise BrokenPipeError
 
-    assert local_processes.run(stub_job("for i in range(20000): print('line', i)"), tmp_path, Gone()) == 0
-    assert len((tmp_path / "worker_0.log").read_text().splitlines()) == 20000
+    assert run_onto(Gone(), tmp_path, "for i in range(20000): print('line', i)") == 0
+    assert len((logs(tmp_path) / "worker_00000.log").read_text().splitlines()) == 20000
 
 
 def test_a_terminal_of_another_encoding_gets_question_marks(tmp_path):
     ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    assert local_processes.run(stub_job("print('━ bar')"), tmp_path, ascii_only) == 0
+    assert run_onto(ascii_only, tmp_path, "print('━ bar')") == 0
     assert ascii_only.buffer.getvalue() == b"[worker 0] ? bar\n"
 
 
@@ -128,7 +127,7 @@ def test_a_progress_bar_is_live_on_the_terminal_and_one_line_in_the_log(tmp_path
             assert process.wait(timeout=30) == 0
     finally:
         os.close(master)
-    logged = (tmp_path / "worker_0.log").read_text().splitlines()
+    logged = (logs(tmp_path) / "worker_00000.log").read_text().splitlines()
     assert logged == ["terminal True 50", "\x1b[1m3/3\x1b[0m loss " + "x" * 200]
 
 

@@ -13,7 +13,7 @@ PACKAGE = ROOT / "tf_largebatch"
 # From the bottom up. Files of one layer do not import each other, but files of one folder may.
 LAYERS = [
     {"validation"},
-    {"collectives_config", "optimizer_config", "schedule_config"},
+    {"collectives_config", "optimizer_config", "schedule_config", "worker_events"},
     {"config", "named_functions", "scaling", "planning"},
     {"_keras"},
     {"optimizers", "schedules"},
@@ -24,7 +24,7 @@ LAYERS = [
     {"training", "command_line"},
 ]
 WITHOUT_TENSORFLOW = ["config", "named_functions", "preflight", "scaling", "validation", "command_line", "supervisor"]
-WITHOUT_TENSORFLOW += ["collectives_config", "optimizer_config", "schedule_config"]
+WITHOUT_TENSORFLOW += ["collectives_config", "optimizer_config", "schedule_config", "worker_events"]
 
 
 def part(module: str) -> str:

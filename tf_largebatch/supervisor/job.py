@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tf_largebatch import worker_events
 from tf_largebatch.distribution import cluster
 from tf_largebatch.validation import InputError
 
@@ -21,13 +22,17 @@ class Worker:
     Attributes:
       rank: its position in the cluster; rank 0 is the chief.
       argv: the command, program first.
-      environment: (variable, value) added to what the launcher's own environment holds; the value
-        None takes an inherited variable away.
+      environment: (variable, value) added to what is inherited where it starts; the value None takes an
+        inherited variable away.
+      host: where it runs; None is this machine.
+      folder: its current folder; None is that of the launcher.
     """
 
     rank: int
     argv: tuple[str, ...]
     environment: tuple[tuple[str, str | None], ...] = ()
+    host: str | None = None
+    folder: str | None = None
 
     @property
     def name(self) -> str:
@@ -41,10 +46,29 @@ class Worker:
 
 @dataclass(frozen=True)
 class Job:
-    """Workers that train together, in rank order, and the `host:port` on which each listens."""
+    """Workers that train together.
+
+    Attributes:
+      workers: in rank order.
+      addresses: the `host:port` on which each listens.
+      tells_when_ready: whether the program is known to tell when all workers have met.
+    """
 
     workers: tuple[Worker, ...]
     addresses: tuple[str, ...]
+    tells_when_ready: bool = False
+
+    def with_environment(self, environment: Mapping[str, str]) -> Job:
+        """The same job with these variables beside its workers' own."""
+        added = tuple(environment.items())
+        workers = tuple(replace(worker, environment=(*worker.environment, *added)) for worker in self.workers)
+        return replace(self, workers=workers)
+
+
+def supervised(job: Job, job_id: str, attempt: int) -> Job:
+    """What every supervised worker finds in its environment: which job it is, and that its events are read."""
+    told = {"PYTHONUNBUFFERED": "1", worker_events.VARIABLE: "1", "TFLB_JOB": job_id, "TFLB_ATTEMPT": str(attempt)}
+    return job.with_environment(told)
 
 
 def local_job(

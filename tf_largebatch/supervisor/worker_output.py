@@ -8,7 +8,9 @@ import re
 import threading
 from collections import deque
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+from tf_largebatch import worker_events
 
 _TAIL_LINES = 20
 _DEFAULT_COLUMNS = 80
@@ -75,9 +77,11 @@ class WorkerOutput(threading.Thread):
 
     Attributes:
       tail: the last lines, for the summary of a failure.
+      told: the names of the events that the worker has told.
+      step: the last global step that it has told to be saved; None before the first.
     """
 
-    def __init__(self, name: str, descriptor: int, log: Path, terminal: Terminal, live: bool):
+    def __init__(self, name: str, descriptor: int, log: Path, terminal: Terminal, live: bool, is_shown: bool = True):
         """Prepares the reader; `start` begins to read.
 
         Args:
@@ -86,31 +90,45 @@ class WorkerOutput(threading.Thread):
           log: a file to append to. Of a line that is redrawn it gets the last state.
           terminal: where to show the lines.
           live: whether to show unfinished lines too.
+          is_shown: whether to show any line; the log has all.
         """
         super().__init__(name=f"output of {name}", daemon=True)
         self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.told: set[str] = set()
+        self.step: int | None = None
         self._prefix = f"[{name}] "
         self._descriptor = descriptor
         self._log: TextIO | None = open(log, "a", encoding="utf-8")  # noqa: SIM115 (closed by the thread)
         self._terminal = terminal
         self._live = live
+        self._is_shown = is_shown
 
     def run(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         unfinished = ""
         while chunk := self._read():
-            *lines, unfinished = (unfinished + decoder.decode(chunk)).split("\n")
+            text, events = worker_events.taken_out(unfinished + decoder.decode(chunk))
+            for event in events:
+                self._note(event)
+            *lines, unfinished = text.split("\n")
             for line in lines:
                 self._finish(folded(line))
+            drawn, event = worker_events.cut_before_event(unfinished)
             # The carriage return stays: what comes after it replaces the line.
-            unfinished = folded(unfinished) + ("\r" if unfinished.endswith("\r") else "")
-            if self._live:
-                self._terminal.redraw(unfinished.rstrip("\r"), self._prefix)
+            drawn = folded(drawn) + ("\r" if drawn.endswith("\r") else "")
+            unfinished = drawn + event
+            if self._live and self._is_shown:
+                self._terminal.redraw(drawn.rstrip("\r"), self._prefix)
         if last := folded(unfinished + decoder.decode(b"", final=True)):
             self._finish(last)
         os.close(self._descriptor)
         if self._log:
             self._log.close()
+
+    def _note(self, event: dict[str, Any]) -> None:
+        self.told.add(event["event"])
+        if event["event"] in ("resumed", "saved") and isinstance(event.get("step"), int):
+            self.step = event["step"]
 
     def _read(self) -> bytes:
         try:
@@ -123,7 +141,8 @@ class WorkerOutput(threading.Thread):
         # A progress bar pads itself with blanks to cover its longer predecessor.
         line = line.rstrip(" ")
         self.tail.append(line)
-        self._terminal.line(line, self._prefix)
+        if self._is_shown:
+            self._terminal.line(line, self._prefix)
         if self._log:
             try:
                 self._log.write(line + "\n")
