@@ -24,7 +24,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("config", None, "Recipe: a YAML file, or the name of a shipped config.", allow_override=True)
 flags.DEFINE_multi_string("set", [], "Override, as key.subkey=value; may be repeated.", allow_override=True)
 flags.DEFINE_string("workdir", None, "Folder for results; by default runs/NAME-OF-RECIPE.", allow_override=True)
-flags.DEFINE_bool("overwrite", False, "Replace a finished run in --workdir.", allow_override=True)
+flags.DEFINE_bool("overwrite", False, "Replace the run in --workdir, finished or not.", allow_override=True)
 flags.DEFINE_bool("dry_run", False, "Print what would be started; start and write nothing.", allow_override=True)
 flags.DEFINE_integer(
     "local_workers", 1, "How many processes train together on this machine.", lower_bound=1, allow_override=True

@@ -2,6 +2,9 @@
 
 tflb-train --config=fashion_mnist_lars_b1k --workdir=runs/first
 tflb-train --config=my_recipe.yaml --set epochs=3 --set optimizer.momentum=0.95 --dry_run
+
+An interrupted run goes on from its last checkpoint when the same command is started again. SIGTERM and
+SIGUSR1 make it save and end with exit code 75.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string("config", None, "Recipe: a YAML file, or the name of a shipped config.", allow_override=True)
 flags.DEFINE_multi_string("set", [], "Override, as key.subkey=value; may be repeated.", allow_override=True)
 flags.DEFINE_string("workdir", None, "Folder for results; by default runs/NAME-OF-RECIPE.", allow_override=True)
-flags.DEFINE_bool("overwrite", False, "Replace a finished run in --workdir.", allow_override=True)
+flags.DEFINE_bool("overwrite", False, "Replace the run in --workdir, finished or not.", allow_override=True)
 flags.DEFINE_bool(
     "dry_run", False, "Print the resolved recipe and the batch split; train nothing.", allow_override=True
 )
@@ -38,6 +41,16 @@ flags.DEFINE_integer(
     0,
     "Largest number of examples one device takes at once; more are taken in micro-batches. 0: no limit.",
     lower_bound=0,
+    allow_override=True,
+)
+flags.DEFINE_integer(
+    "save_every_steps", None, "Global steps between checkpoints, beside the clock.", lower_bound=1, allow_override=True
+)
+flags.DEFINE_float(
+    "save_every_minutes",
+    10.0,
+    "About so many minutes between checkpoints; 0: by --save_every_steps alone.",
+    lower_bound=0.0,
     allow_override=True,
 )
 
@@ -65,15 +78,18 @@ def main(argv: list[str]) -> int:
         strategies.quiet()
     if FLAGS.cpu_devices > 1:
         strategies.set_logical_cpus(FLAGS.cpu_devices)
+    saving = training.Saving(FLAGS.save_every_steps, FLAGS.save_every_minutes or None, os.environ.get("TFLB_JOB", ""))
     try:
-        result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite, max_per_replica_batch_size=limit)
+        result = training.run(recipe, this_cluster, workdir, FLAGS.overwrite, limit, saving)
     except training.TrainingDiverged as failure:
         print(f"train: {failure}", file=sys.stderr)
-        return 1
+        return command_line.DIVERGED
     if this_cluster.is_chief:
+        speed = result["images_per_second"]
+        # A run that was resumed at its very end has no step to time.
+        timed = f"; {speed:.0f} images per second over {split.replicas} replicas" if speed else ""
         print(
-            f"test accuracy {result['test_accuracy']:.4f}, loss {result['test_loss']:.4f}; "
-            f"{result['images_per_second']:.0f} images per second over {split.replicas} replicas\n"
+            f"test accuracy {result['test_accuracy']:.4f}, loss {result['test_loss']:.4f}{timed}\n"
             f"results: {workdir}/{preflight.RESULT_FILE}\n"
             f"curves:  {_tensorboard()} --logdir {workdir}/tensorboard"
         )

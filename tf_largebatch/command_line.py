@@ -1,6 +1,8 @@
 """How every launcher starts and ends: absl's `app.run` with this project's exit codes.
 
-0 done; 1 the run failed; 2 the user's input is wrong, said in one sentence; 130 stopped by ctrl-C.
+0 done; 1 the run failed; 2 the user's input is wrong, said in one sentence; 3 the training diverged; 75 told to stop,
+and saved; 130 stopped by ctrl-C. Of several workers also 124, one had not started in time, and 128 + n, killed by
+signal n.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from absl import app, logging
 
 from tf_largebatch import config
 from tf_largebatch.validation import InputError, nearest
+
+DIVERGED = 3
 
 
 def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) -> None:

@@ -60,6 +60,7 @@ class Recipe:
     precision: Literal["float32", "float64", "mixed_bfloat16", "mixed_float16"] = "float32"
     evaluate_every_epochs: NonNegativeInt = 1
     log_every_steps: PositiveInt = 1
+    keep_best_model: bool = False
     collectives: Collectives = Field(default_factory=Collectives)
 
     def to_yaml(self) -> str:
@@ -103,6 +104,8 @@ def from_dict(tree: dict[str, Any], where: str = "recipe") -> Recipe:
     fault = schedule_config.fault(recipe.schedule, recipe.epochs)
     if fault:
         raise InputError(f"{where}: {fault}.")
+    if recipe.keep_best_model and not recipe.evaluate_every_epochs:
+        raise InputError(f"{where}: keep_best_model needs evaluate_every_epochs to be 1 or more.")
     return recipe
 
 

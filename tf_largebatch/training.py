@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import platform
 import shutil
 import sys
-import tempfile
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import logging
 
-from tf_largebatch import preflight, recipe_objects, scaling
+from tf_largebatch import preflight, recipe_objects, run_folder, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import arrays, augmentation, batches
 from tf_largebatch.distribution import micro_batch_checks, strategies
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.distribution.micro_batches import train_in_micro_batches
+from tf_largebatch.distribution.save_and_resume import SaveAndResume
 from tf_largebatch.monitoring.tensorboard import ScalarLog
 from tf_largebatch.monitoring.throughput import Throughput
 from tf_largebatch.validation import InputError
@@ -35,28 +31,32 @@ def run(
     workdir: Path,
     overwrite: bool = False,
     max_per_replica_batch_size: int | None = None,
+    saving: Saving | None = None,
 ) -> dict[str, Any]:
     """Trains a recipe on a cluster; every worker of the cluster calls this.
 
-    The chief writes into `workdir`: `recipe.yaml`, `tensorboard/`, `model.keras` and, when all is
-    done, `result.json`.
+    The chief writes into `workdir` what `run_folder.py` lists. A run that was interrupted goes on from its last
+    checkpoint there, also on a cluster that cuts the global batch up in another way.
 
     Args:
       recipe: what to compute.
       cluster: where; of this process's own view.
       workdir: folder for the results, made if missing.
-      overwrite: whether a finished run in `workdir` may be replaced.
+      overwrite: whether a run in `workdir`, finished or not, is replaced.
       max_per_replica_batch_size: examples that one device can take at once; more are taken in micro-batches.
         None: any number.
+      saving: how often checkpoints are written, and for which job; default `Saving()`.
 
     Returns:
       What `result.json` holds, and whether the model was saved ("model_saved").
 
     Raises:
-      InputError: something in the recipe, the data, the cluster or `workdir` is wrong; raised
-        before this worker waits for any other.
+      InputError: something in the recipe, the data, the cluster or `workdir` is wrong; where one worker can
+        tell, raised before it waits for any other.
       TrainingDiverged: the loss became infinite or NaN.
+      Stopped: a SystemExit with code 75; a signal told some worker to stop, and all have saved.
     """
+    saving = saving or Saving()
     # Whatever can be wrong is found before the strategy, which waits for all workers.
     functions = preflight.check(recipe)
     preflight.check_workdir(workdir, overwrite)
@@ -80,6 +80,7 @@ def run(
             f"needs as many devices as this one, {replicas_per_worker}."
         )
     strategies.check_same_on_all_workers(strategy, recipe.to_yaml())
+    run_folder.claim(workdir, strategy, overwrite, saving.job)
     if cluster.is_chief:
         # TensorFlow's own class has an older name.
         name = "MultiWorkerMirroredStrategy" if cluster.num_workers > 1 else type(strategy).__name__
@@ -87,9 +88,6 @@ def run(
         print(f"global batch: {split}", flush=True)
         print(f"on {kind}s, {name}, TensorFlow {tf.__version__}, Keras {keras_version()}", flush=True)
 
-    training_data = strategy.distribute_datasets_from_function(
-        lambda _: batches.training_batches(*train, split, cluster.rank, recipe.epochs, recipe.seed, recipe.augmentation)
-    )
     test_data = strategy.distribute_datasets_from_function(
         lambda _: batches.evaluation_batches(*test, split, cluster.rank)
     )
@@ -116,18 +114,30 @@ def run(
             ", ".join(known),
         )
     warn_if_regularized(model, getattr(recipe.optimizer, "weight_decay", 0.0))
+    # The data begins at the position that is restored.
+    resume = SaveAndResume(
+        str(workdir / run_folder.CHECKPOINTS), saving.every_steps, saving.every_minutes, read_again="nothing"
+    )
+    resumed_at = resume.restore(model, {"recipe": recipe.to_yaml()}).step
+    training_data = strategy.distribute_datasets_from_function(
+        lambda _: batches.training_batches(
+            *train, split, cluster.rank, recipe.epochs, recipe.seed, recipe.augmentation, resumed_at
+        )
+    )
     throughput = Throughput(recipe.global_batch_size)
     callbacks = [throughput, _StopWhenNotFinite()]
     if cluster.is_chief:
-        workdir.mkdir(parents=True, exist_ok=True)
-        (workdir / preflight.RESULT_FILE).unlink(missing_ok=True)
         (workdir / "recipe.yaml").write_text(recipe.to_yaml())
         log_folder = workdir / "tensorboard"
-        # Curves of an earlier run would be drawn as part of this one.
-        shutil.rmtree(log_folder, ignore_errors=True)
+        if not resumed_at:
+            # Curves of an earlier run would be drawn as part of this one.
+            shutil.rmtree(log_folder, ignore_errors=True)
         callbacks.append(
             ScalarLog(log_folder, schedule, recipe.global_batch_size, steps_per_epoch, recipe.log_every_steps)
         )
+    best = run_folder.KeepBestModel(workdir, cluster.is_chief)
+    # A checkpoint is of a step that the callbacks before it have seen.
+    callbacks += [*([best] if recipe.keep_best_model else []), resume]
     started = time.perf_counter()
     history = model.fit(
         training_data,
@@ -153,13 +163,30 @@ def run(
         "test_accuracy": tested["accuracy"],
         "images_per_second": throughput.images_per_second,
         "train_seconds": train_seconds,
-        "environment": environment(),
+        "resumed_at_step": resumed_at,
+        "best": best.best,
+        "environment": run_folder.environment(),
     }
+    model_saved = run_folder.save_model(model, cluster.is_chief, workdir / run_folder.MODEL)
     if cluster.is_chief:
-        write_json(workdir / preflight.RESULT_FILE, result)
-    # Last, so that a model that cannot be saved costs the model alone.
-    result["model_saved"] = _save_model(model, cluster, workdir)
-    return result
+        # Last: before it the run counts as interrupted. A model that cannot be saved costs the model alone.
+        run_folder.finish(workdir, result)
+    return {**result, "model_saved": model_saved}
+
+
+@dataclass(frozen=True)
+class Saving:
+    """How a run survives.
+
+    Attributes:
+      every_steps: global steps between checkpoints; None: by the clock alone.
+      every_minutes: about so long between checkpoints; None: by steps alone.
+      job: name of the job, of which this process may be a later attempt; empty: none.
+    """
+
+    every_steps: int | None = None
+    every_minutes: float | None = 10.0
+    job: str = ""
 
 
 class TrainingDiverged(RuntimeError):
@@ -178,25 +205,6 @@ class _StopWhenNotFinite(keras.callbacks.Callback):
             )
 
 
-def environment() -> dict[str, str | int]:
-    """Versions and hardware that a measured number belongs to."""
-    return {
-        "tensorflow": tf.__version__,
-        "keras": keras_version(),
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-        "cpus": os.cpu_count() or 0,
-        "gpus": len(tf.config.list_physical_devices("GPU")),
-    }
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes in one step, so that a reader never sees half a file."""
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(content, indent=2) + "\n")
-    draft.replace(path)
-
-
 def _check_network(model: Any, name: str, num_classes: int) -> None:
     shape = tuple(getattr(model, "output_shape", None) or ()) if isinstance(model, keras.Model) else None
     if shape is None:
@@ -211,20 +219,3 @@ def _verbosity(cluster: Cluster) -> int:
     if not cluster.is_chief:
         return 0
     return 1 if sys.stdout.isatty() else 2
-
-
-def _save_model(model: keras.Model, cluster: Cluster, workdir: Path) -> bool:
-    # Reading variables that are kept per replica is a collective act, so every worker saves; only
-    # the chief's file is kept.
-    with tempfile.TemporaryDirectory() as scratch:
-        draft = (workdir if cluster.is_chief else Path(scratch)) / "draft.keras"
-        try:
-            model.save(str(draft))
-            if cluster.is_chief:
-                draft.replace(workdir / "model.keras")
-        except Exception as failure:  # whatever a user's layers raise
-            draft.unlink(missing_ok=True)
-            reason = " ".join(str(failure).split())
-            logging.error("The model was trained but could not be saved in %s: %s", workdir, reason)
-            return False
-    return True

@@ -68,7 +68,7 @@ NETWORKS = {"ResNet-50": (resnet50_shapes, 161, 25_557_032), "AlexNet": (alexnet
 
 def measure(network: str) -> dict:
     """One worker's part: the times of every round, and the error of sums in bfloat16."""
-    from tf_largebatch import training
+    from tf_largebatch import run_folder
     from tf_largebatch._keras import tf
     from tf_largebatch.collectives_config import Collectives
     from tf_largebatch.distribution import strategies
@@ -112,7 +112,7 @@ def measure(network: str) -> dict:
         "milliseconds": milliseconds,
         "bfloat16_relative_error": {"median": statistics.median(errors), "largest": max(errors)},
         "load_average": load_average,
-        "environment": training.environment(),
+        "environment": run_folder.environment(),
     }
 
 

@@ -19,7 +19,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 from absl import app, flags
 
 import tf_largebatch
-from tf_largebatch import LARS, training
+from tf_largebatch import LARS, run_folder
 from tf_largebatch._keras import KERAS_3, Optimizer, keras, tf
 
 FLAGS = flags.FLAGS
@@ -130,7 +130,7 @@ def main(_):
             "rounds": FLAGS.rounds,
             "milliseconds": {name: 1e3 * median for name, median in medians.items()},
             "times_sgd": {name: median / yardstick for name, median in medians.items()},
-            "environment": training.environment(),
+            "environment": run_folder.environment(),
         }
         Path(FLAGS.output).write_text(json.dumps(result, indent=2) + "\n")
 

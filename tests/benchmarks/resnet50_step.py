@@ -17,7 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from absl import app, flags
 
-from tf_largebatch import LARS, training
+from tf_largebatch import LARS, run_folder
 from tf_largebatch._keras import keras, tf
 
 FLAGS = flags.FLAGS
@@ -58,7 +58,7 @@ def main(_):
         "fastest_seconds": {name: min(times) for name, times in seconds.items()},
         "lars_times_sgd": statistics.median(seconds["LARS"]) / statistics.median(seconds["keras.SGD"]),
         "lars_times_sgd_fastest": min(seconds["LARS"]) / min(seconds["keras.SGD"]),
-        "environment": training.environment(),
+        "environment": run_folder.environment(),
     }
     print(json.dumps(result, indent=2))
     if FLAGS.output:

@@ -21,6 +21,7 @@ LAYERS = [
     {"layers"},
     {"monitoring", "networks", "datasets", "supervisor"},
     {"preflight", "recipe_objects"},
+    {"run_folder"},
     {"training", "command_line"},
 ]
 WITHOUT_TENSORFLOW = ["config", "named_functions", "preflight", "scaling", "validation", "command_line", "supervisor"]
@@ -80,7 +81,7 @@ def test_only_launchers_read_flags(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_only_the_seam_knows_two_kerases(path):
-    if path.name in ("_keras.py", "keras3_repairs.py", "keras_train_step.py"):
+    if path.name in ("_keras.py", "keras3_repairs.py", "keras_train_step.py", "keras_fit_state.py"):
         return
     # TensorFlow too comes from the seam, which says what to install where there is none.
     assert not outside_imports(path) & {"keras", "tf_keras", "tensorflow", "tensorflow:keras"}

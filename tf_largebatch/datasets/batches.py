@@ -25,6 +25,7 @@ def training_batches(
     epochs: int,
     seed: int,
     augmentation: str = "none",
+    first_step: int = 0,
 ) -> tf.data.Dataset:
     """One worker's part of all global batches of all epochs, cut into the shares of its replicas.
 
@@ -39,9 +40,11 @@ def training_batches(
       epochs: how many epochs the pipeline lasts.
       seed: the recipe's seed.
       augmentation: what is done to each image, by `augmentation.py`.
+      first_step: the global step whose batch comes first; earlier ones are not made.
 
     Returns:
-      A dataset of (images, labels), each of `split.share` examples, that begins again after `epochs`.
+      A dataset of (images, labels), each of `split.share` examples, that begins again with the first of
+      `epochs` after the last.
 
     Raises:
       InputError: the augmentation does not exist, or does not fit the images.
@@ -71,7 +74,10 @@ def training_batches(
         return inputs, tf.gather(all_labels, chosen)
 
     # Without an end, the workers need not ask each other at every step whether all have data left.
-    return _made_ahead(tf.data.Dataset.range(epochs).flat_map(epoch_order).repeat(), gather, split)
+    epoch, step = divmod(first_step, steps)
+    epoch_numbers = tf.data.Dataset.range(epochs).repeat().skip(epoch)
+    order = epoch_numbers.flat_map(epoch_order).skip(step * split.replicas_per_worker)
+    return _made_ahead(order, gather, split)
 
 
 def evaluation_batches(images: np.ndarray, labels: np.ndarray, split: BatchSplit, rank: int) -> tf.data.Dataset:

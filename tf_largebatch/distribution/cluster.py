@@ -8,9 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tf_largebatch.distribution import kubernetes
 from tf_largebatch.validation import InputError, nearest
+
+# Variables that a launcher sets for its workers.
+START_TIMEOUT, HEARTBEAT_TIMEOUT = "TFLB_START_TIMEOUT", "TFLB_HEARTBEAT_TIMEOUT"
 
 # Job names that tf.distribute.MultiWorkerMirroredStrategy trains with, in rank order.
 _TRAINING_JOBS = ("chief", "worker")
@@ -26,10 +30,15 @@ class Cluster:
       jobs: (name, addresses) in rank order, such as `(("worker", ("a:2222", "b:2222")),)`; empty
         for a process on its own.
       task: this process's (job name, index).
+      start_timeout_secs: how long this worker waits for the others; None: for ever.
+      heartbeat_timeout_secs: after how long without a sign of life a worker counts as lost; None is
+        TensorFlow's limit, 10 s. A worker that ends or crashes is noticed at once whatever it is.
     """
 
     jobs: tuple[tuple[str, tuple[str, ...]], ...] = ()
     task: tuple[str, int] = ("worker", 0)
+    start_timeout_secs: float | None = None
+    heartbeat_timeout_secs: float | None = None
 
     @property
     def num_workers(self) -> int:
@@ -69,12 +78,37 @@ def of_workers(addresses: list[str] | tuple[str, ...], rank: int) -> Cluster:
 
 
 def from_environment(environment: Mapping[str, str]) -> Cluster:
-    """Reads TF_CONFIG; unset, empty or `{}` means a process on its own.
+    """The cluster of this process: TF_CONFIG, else a Kubernetes pod's or a Slurm task's; else a process on its own.
+
+    TF_CONFIG that is empty or `{}` counts as unset. TFLB_START_TIMEOUT and TFLB_HEARTBEAT_TIMEOUT are seconds.
 
     Raises:
-      InputError: TF_CONFIG is no JSON, misses a part, or names a task that is not in the cluster.
+      InputError: TF_CONFIG is no JSON, misses a part, or names a task that is not in the cluster; or what
+        the scheduler tells does not fit together.
     """
-    text = environment.get("TF_CONFIG", "").strip()
+    found = _from_tf_config(environment.get("TF_CONFIG", "").strip())
+    for scheduler in (kubernetes,):
+        if not found.jobs and (workers := scheduler.worker_addresses(environment)):
+            found = of_workers(*workers)
+    return replace(
+        found,
+        start_timeout_secs=_seconds(environment, START_TIMEOUT),
+        heartbeat_timeout_secs=_seconds(environment, HEARTBEAT_TIMEOUT),
+    )
+
+
+def _seconds(environment: Mapping[str, str], name: str) -> float | None:
+    text = environment.get(name, "").strip()
+    try:
+        seconds = float(text) if text else None
+    except ValueError:
+        seconds = -1.0
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise InputError(f"{name} is {text!r}, but must be a number of seconds above 0.")
+    return seconds
+
+
+def _from_tf_config(text: str) -> Cluster:
     if not text:
         return Cluster()
     try:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from tf_largebatch._keras import tf
+from tf_largebatch.distribution import worker_sums
 from tf_largebatch.validation import InputError
 
 Original = Callable[..., Any]
@@ -29,7 +29,7 @@ def _scratch() -> str:
 
 
 def _writes(model: Any) -> bool:
-    return model.distribute_strategy.extended.should_checkpoint
+    return worker_sums.is_chief(model.distribute_strategy)
 
 
 def own_file_off_chief(original: Original) -> Original:
@@ -60,7 +60,7 @@ def restore_the_same(original: Original) -> Original:
     def on_train_begin(self: Any, logs: dict | None = None) -> None:
         original(self, logs)
         strategy, epoch = self.model.distribute_strategy, self.model._initial_epoch or 0
-        if _sum_over_replicas(strategy, epoch) != epoch * strategy.num_replicas_in_sync:
+        if worker_sums.total(strategy, [epoch])[0] != epoch * worker_sums.num_workers(strategy):
             raise InputError(
                 f"BackupAndRestore: the backup in {self.backup_dir!r} is not the same on all workers; "
                 "put it on a file system that they share."
@@ -76,7 +76,7 @@ def delete_on_chief(original: Original) -> Original:
         if _writes(self.model):
             original(self, logs)
         # A next fit must not find on some worker what the chief is about to delete.
-        _sum_over_replicas(self.model.distribute_strategy, 0)
+        worker_sums.total(self.model.distribute_strategy, [0])
 
     return on_train_end
 
@@ -101,14 +101,3 @@ def no_csv_off_chief(original: Original) -> Original:
         original(self, logs)
 
     return on_train_begin
-
-
-def _sum_over_replicas(strategy: tf.distribute.Strategy, number: int) -> int:
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return number * strategy.num_replicas_in_sync
-
-    @tf.function
-    def total() -> tf.Tensor:
-        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(number, tf.int64)), axis=None)
-
-    return int(total())

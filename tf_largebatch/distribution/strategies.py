@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
-import threading
 import zlib
-from collections.abc import Iterator
 
+from tf_largebatch import worker_events
 from tf_largebatch._keras import tf
 from tf_largebatch.collectives_config import Collectives
-from tf_largebatch.distribution import keras3_repairs
+from tf_largebatch.distribution import keras3_repairs, meeting, worker_sums
 from tf_largebatch.distribution.cluster import Cluster, from_environment
 from tf_largebatch.distribution.collectives import check_collectives, communication_options
 from tf_largebatch.validation import InputError
@@ -40,10 +37,12 @@ def strategy(cluster: Cluster | None = None, collectives: Collectives | None = N
         check_port(cluster)
         keras3_repairs.apply()
         resolver = cluster_resolver(cluster)
-        with _interruptible():
+        meeting.set_heartbeat(cluster, resolver)
+        with meeting.waiting(cluster):
             return tf.distribute.MultiWorkerMirroredStrategy(
                 cluster_resolver=resolver, communication_options=communication_options(collectives, has_gpus)
             )
+    worker_events.tell("ready")
     kind = "GPU" if has_gpus else "CPU"
     keras3_repairs.apply()
     devices = [f"/{device.device_type}:{index}" for index, device in enumerate(tf.config.list_logical_devices(kind))]
@@ -67,33 +66,13 @@ def cluster_resolver(cluster: Cluster) -> tf.distribute.cluster_resolver.Cluster
     )
 
 
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lets ctrl-C end a worker that waits for its peers: the wait runs no Python handler."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def check_same_on_all_workers(strategy: tf.distribute.Strategy, text: str) -> None:
     """Raises InputError on every worker where the workers were given different texts.
 
     Otherwise they would meet with different collectives, and fail with an error that names none of it.
     """
-    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
-        return
     own = zlib.crc32(text.encode())
-
-    @tf.function
-    def total() -> tf.Tensor:
-        return strategy.reduce("SUM", strategy.run(lambda: tf.constant(own, tf.int64)), axis=None)
-
-    if int(total()) != own * strategy.num_replicas_in_sync:
+    if worker_sums.total(strategy, [own])[0] != own * worker_sums.num_workers(strategy):
         raise InputError("the workers were started with different recipes; give all the same --config and --set.")
 
 

@@ -36,9 +36,14 @@ class Throughput(keras.callbacks.Callback):
 
     def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
         self._started, self._stopped, self._steps = time.perf_counter(), 0.0, 0
+        self._traces = 0
 
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
-        if not self._rates and self._steps == 0 and self.params.get("steps", 0) != 1:
+        first = self._steps == 0
+        if first and batch:
+            # A resumed run reports the last step of the former once more, in no time.
+            self._traces = batch + 1
+        if not self._rates and (first or batch == self._traces) and self.params.get("steps", 0) != 1:
             # Restart after the step that traced; a one-step epoch has no other to time.
             self._started, self._steps = time.perf_counter(), -(batch + 1)
         self._steps_at_end = batch + 1

@@ -1,0 +1,196 @@
+"""A Keras callback that lets `fit` survive: it saves, goes on where it was, and stops when asked to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from absl import logging
+
+from tf_largebatch import worker_events
+from tf_largebatch._keras import keras
+from tf_largebatch.distribution import keras_fit_state, worker_sums
+from tf_largebatch.distribution.checkpoints import Checkpoints
+from tf_largebatch.distribution.keras_fit_state import Position, ReadAgain
+from tf_largebatch.distribution.stop_request import StopRequest
+from tf_largebatch.validation import InputError, PositiveFloat, PositiveInt, checked
+
+# sysexits' "temporary failure": the same command, started again, goes on.
+STOPPED_AND_SAVED = 75
+# Steps until the time of one is known well enough to save by the clock.
+_TIMED_STEPS = 10
+
+
+class Stopped(SystemExit):
+    """All workers have saved after the same step and end, with exit code 75, because one was asked to."""
+
+    def __init__(self) -> None:
+        super().__init__(STOPPED_AND_SAVED)
+
+
+class SaveAndResume(keras.callbacks.Callback):
+    """Saves the state of training, and makes a later `fit` of the same program go on from there.
+
+    Saved are weights, optimizer, random states, the running epoch's metrics, and the position in epoch and
+    data; the first `fit` with this callback goes on from the newest whole checkpoint in `folder`, if there is one.
+    With deterministic data the weights it ends with are bit for bit those of a run that was never stopped, on as many
+    workers; on another number they differ by rounding. At SIGTERM, SIGUSR1, or a maintenance notice of
+    Google Cloud to any worker, all workers save after the same step and raise `Stopped`, a SystemExit with
+    code 75. A save that fails, on a full disk for example, costs a warning.
+
+    Give it on every worker, last in `callbacks`; the chief writes. The other callbacks are not saved:
+    they see the last step made once more, then what follows. It holds for functional, sequential and built
+    subclassed models, on Keras 3 and Keras 2, with and without a strategy.
+
+    Args:
+      folder: for the checkpoints, seen by all workers. To train anew, give another one, or remove it.
+      every_steps: saves after so many steps; None: by `every_minutes` alone.
+      every_minutes: saves about that often, by the chief's clock; None: by `every_steps` alone. The last step of
+        `fit` is always saved.
+      keep: how many checkpoints are kept. 2 let a run go on whose newest one is damaged.
+      read_again: how the data gets to its position: "all" reads the data of all steps made again without
+        training, which is right for any data that is the same in every run of the program; "epoch" that of the
+        running epoch alone, if every epoch has the same order or data of its own; "nothing", if the data begins
+        at `restore(model).step` by itself.
+
+    Raises:
+      InputError: an argument is wrong; or, from `fit`, the checkpoint is of another model, or the model has no
+        weights yet.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        every_steps: int | None = None,
+        every_minutes: float | None = 10.0,
+        keep: int = 2,
+        read_again: ReadAgain = "all",
+    ):
+        super().__init__()
+        where = type(self).__name__
+        self.folder = str(folder)
+        self.every_steps = checked(f"{where}: every_steps", every_steps, PositiveInt | None)
+        self.every_minutes = checked(f"{where}: every_minutes", every_minutes, PositiveFloat | None)
+        self.keep = checked(f"{where}: keep", keep, PositiveInt)
+        self.read_again = checked(f"{where}: read_again", read_again, ReadAgain)
+        self._position: Position | None = None
+        self._logs: dict[str, float] = {}
+
+    def restore(self, model: keras.Model, about: dict[str, Any] | None = None) -> Position:
+        """Gives a compiled model the newest checkpoint's state; `fit` calls it if it was not called before.
+
+        Args:
+          about: facts of the run, JSON, that must be those of the checkpoint; such as {"recipe": text}.
+
+        Returns:
+          Where training goes on; all 0 if there is no checkpoint.
+        """
+        self._about = about or {}
+        self._checkpoints = Checkpoints(self.folder, model.distribute_strategy, self.keep)
+        self._variables = keras_fit_state.training_variables(model)
+        saved = self._checkpoints.restore(self._variables)
+        self._saved_step = saved["step"] if saved else None
+        self._position = Position(**saved["position"]) if saved else Position()
+        if saved:
+            for name, fact in self._about.items():
+                if saved.get("about", {}).get(name) != fact:
+                    raise InputError(
+                        f"the checkpoints in {self.folder} are of another {name}; choose another folder, or "
+                        "remove them to train anew."
+                    )
+            self._logs = saved["logs"]
+            self._restored = saved["path"]
+            worker_events.tell("resumed", step=self._position.step)
+            if worker_sums.is_chief(model.distribute_strategy):
+                place = f"epoch {self._position.epoch + 1}, step {self._position.batch}"
+                print(f"going on from {saved['path']}: {place}", flush=True)
+        return self._position
+
+    def on_train_begin(self, logs: dict | None = None) -> None:
+        initial_epoch = 0
+        if self._position is None:
+            self.restore(self.model)
+        resumed = self._position.step > 0
+        if resumed:
+            keras_fit_state.begin_at(self.model, self._position, self._logs, self.read_again)
+        self._reported_again = resumed and self._position.batch > 0
+        self._restores_metrics = self._reported_again
+        self._epoch, self._begun = initial_epoch, 0
+        self._strategy = self.model.distribute_strategy
+        self._steps_here = 0
+        self._next_by_clock = _TIMED_STEPS if self.every_minutes else None
+        self._clock = time.monotonic()
+        self._stop = StopRequest(self._strategy)
+        self._stop.open()
+        worker_events.tell("stoppable")
+
+    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+        if self._position.step == 0:
+            self._position = Position(epoch=epoch, first_epoch=epoch)
+        self._epoch = epoch
+        if self._restores_metrics:
+            self._restores_metrics = False
+            self._restore_metrics()
+
+    def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
+        self._begun = batch
+
+    def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
+        if self._reported_again:
+            self._reported_again = False
+            return
+        made = batch + 1 - self._begun
+        self._steps_here += made
+        step = self._position.step + made
+        self._position = Position(step, self._epoch, batch + 1, self._begun, self._position.first_epoch)
+        self._logs = {name: float(value) for name, value in (logs or {}).items()}
+        if self._stop.is_due(self._steps_here):
+            self._stop_here()
+        due = self.every_steps is not None and step // self.every_steps > (step - made) // self.every_steps
+        if due:
+            self._save()
+        if self._next_by_clock is not None and self._steps_here >= self._next_by_clock:
+            if self._steps_here > _TIMED_STEPS and not due:
+                self._save()
+            self._next_by_clock = self._steps_here + self._steps_in_period()
+
+    def on_train_end(self, logs: dict | None = None) -> None:
+        if self._saved_step != self._position.step:
+            self._save()
+        self._stop.close()
+        # Another fit is another training, unless its program is started anew.
+        self._position = None
+
+    def _stop_here(self) -> None:
+        chief = worker_sums.is_chief(self._strategy)
+        self._save()
+        self._stop.close()
+        if chief:
+            where = "nothing could be saved" if self._saved_step is None else f"step {self._saved_step} is saved"
+            print(f"asked to stop{f' by {self._stop.reason}' * bool(self._stop.reason)}: {where}", flush=True)
+        raise Stopped
+
+    def _save(self) -> None:
+        position = self._position
+        metrics = keras_fit_state.metric_variables(self.model)
+        about = {"position": vars(position), "logs": self._logs, "about": self._about}
+        started = time.monotonic()
+        path = self._checkpoints.save(position.step, self._variables, metrics, about)
+        if path is not None:
+            self._saved_step = position.step
+            if worker_sums.is_chief(self._strategy):
+                worker_events.tell("saved", step=position.step)
+        # What a save takes is no part of a step.
+        self._clock += time.monotonic() - started
+
+    def _steps_in_period(self) -> int:
+        """How many steps the chief makes in `every_minutes`, as it has made them so far."""
+        secs_per_step = (time.monotonic() - self._clock) / self._steps_here
+        return worker_sums.of_chief(self._strategy, max(int(self.every_minutes * 60 / secs_per_step), 1))
+
+    def _restore_metrics(self) -> None:
+        metrics = keras_fit_state.metric_variables(self.model)
+        if not metrics:
+            logging.warning("Loss and metrics of this epoch are of the steps from here on: Keras 2 has not made them.")
+            return
+        self._checkpoints.restore_metrics(self._restored, metrics)

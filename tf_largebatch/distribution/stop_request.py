@@ -1,0 +1,118 @@
+"""A request to stop, such as SIGTERM, that reaches one worker and that all of them follow after the same step.
+
+TensorFlow's own `PreemptionCheckpointHandler` does the same, but on Google Cloud leaves out CPUs and TPUs, knows
+no signal other than SIGTERM, and asks a metadata server on the network wherever it starts. Agreement is by the
+key-value store of the coordination service that MultiWorkerMirroredStrategy runs, so that it costs nothing until
+somebody asks.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Any
+
+from absl import logging
+
+# TensorFlow gives its store no public name.
+from tensorflow.python.eager import context
+
+from tf_largebatch._keras import tf
+from tf_largebatch.distribution import worker_sums
+from tf_largebatch.distribution.maintenance_notice import MaintenanceNotice
+
+# SIGUSR1 is what Slurm users choose for `--signal`.
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_NEVER = "never"
+_LISTENER_SECS = 10.0
+
+
+class StopRequest:
+    """Notes signals and maintenance notices of this worker, and agrees with the others on a step.
+
+    Every worker calls `open`, then `is_due` after each step, then `close`, all equally often.
+
+    Attributes:
+      reason: such as "SIGTERM"; empty where the request came to another worker.
+    """
+
+    # How often this process has opened one: keys of the store cannot be used again.
+    _opened = 0
+
+    def __init__(self, strategy: tf.distribute.Strategy):
+        self._strategy = strategy
+        self._workers = worker_sums.num_workers(strategy)
+        self._rank = worker_sums.rank(strategy)
+        self.reason = ""
+        self._requested = threading.Event()
+        self._agreed_step: int | None = None
+        self._handlers: dict[int, Any] = {}
+
+    def open(self) -> None:
+        """Starts to listen; to signals only from the main thread, as Python has it."""
+        StopRequest._opened += 1
+        self._key = f"tf_largebatch/stop_{StopRequest._opened}"
+        if threading.current_thread() is threading.main_thread():
+            # After the strategy was made: it takes SIGTERM for itself.
+            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
+        self._notice = MaintenanceNotice(lambda: self._request("maintenance notice"))
+        self._notice.start()
+        if self._workers > 1:
+            self._listener = threading.Thread(target=self._listen, name="stop request", daemon=True)
+            self._listener.start()
+
+    def is_due(self, step: int) -> bool:
+        """Whether all workers are to save and end now, `step` steps after `open`."""
+        if self._agreed_step is not None:
+            return step >= self._agreed_step
+        if not self._requested.is_set():
+            return False
+        if self._workers == 1:
+            return True
+        # No worker can finish the next step without this one, which goes on only when all know of it.
+        if _set(self._key, str(step + 1)):
+            for rank in range(self._workers):
+                _wait_for(f"{self._key}/heard_by_{rank}")
+        return False
+
+    def close(self) -> None:
+        """Stops listening and puts the signal handlers back."""
+        self._notice.stop()
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers = {}
+        if self._workers > 1:
+            # The listener waits until the key has a value.
+            _set(self._key, _NEVER)
+            self._listener.join(timeout=_LISTENER_SECS)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self._request(signal.Signals(number).name)
+
+    def _request(self, reason: str) -> None:
+        # Nothing more: a signal can come in the middle of whatever the main thread does.
+        self.reason = self.reason or reason
+        self._requested.set()
+
+    def _listen(self) -> None:
+        try:
+            value = _wait_for(self._key)
+            if value != _NEVER:
+                self._agreed_step = int(value)
+                _set(f"{self._key}/heard_by_{self._rank}", "yes")
+        except tf.errors.OpError as failure:
+            # The service is gone, and with it a worker; training itself will find that.
+            logging.debug("No longer listening for requests to stop: %s", failure)
+
+
+def _set(key: str, value: str) -> bool:
+    """Gives a key of the coordination service its value; False if it has one already."""
+    try:
+        context.context().set_config_key_value(key, value)
+    except tf.errors.AlreadyExistsError:
+        return False
+    return True
+
+
+def _wait_for(key: str) -> str:
+    return context.context().get_config_key_value(key)
