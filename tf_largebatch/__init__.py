@@ -26,6 +26,7 @@ _MODULE_OF = {
     "Cluster": "distribution.cluster",
     "InputError": "validation",
     "Recipe": "config",
+    "SaveAndResume": "distribution.save_and_resume",
     "load_recipe": "config",
     "run": "training",
     "scale_up": "scaling",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +15,8 @@ from tf_largebatch._keras import KERAS_3, keras, sublayers, tf, tf_variable, var
 from tf_largebatch.validation import InputError
 
 ReadAgain = Literal["all", "epoch", "nothing"]
+# A batch that is read again, or None, -> what the last step made reports.
+Report = Callable[[Any], dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -92,17 +95,17 @@ def _random_states(model: keras.Model) -> list[tf.Variable]:
     return states
 
 
-def begin_at(model: keras.Model, position: Position, logs: dict[str, float], read_again: ReadAgain) -> None:
+def begin_at(model: keras.Model, position: Position, report: Report, read_again: ReadAgain) -> None:
     """Makes the `fit` that is about to begin go on from `position`; for use in `on_train_begin`.
 
-    The last step made is reported again, with `logs`, to the callbacks, as is all that follows it. The
+    The last step made is reported again, as `report` tells, to the callbacks, as is all that follows it. The
     data of steps made is read again without training: of all epochs ("all"), of the running one ("epoch"), or
     none ("nothing": the data begins at the position by itself).
     """
-    (_begin_keras_3 if KERAS_3 else _begin_keras_2)(model, position, logs, read_again)
+    (_begin_keras_3 if KERAS_3 else _begin_keras_2)(model, position, report, read_again)
 
 
-def _begin_keras_3(model: keras.Model, position: Position, logs: dict[str, float], read_again: ReadAgain) -> None:
+def _begin_keras_3(model: keras.Model, position: Position, report: Report, read_again: ReadAgain) -> None:
     from keras.src.backend.tensorflow.trainer import TFEpochIterator as Epochs
 
     original = Epochs.__iter__ if "__iter__" in vars(Epochs) else None
@@ -129,13 +132,13 @@ def _begin_keras_3(model: keras.Model, position: Position, logs: dict[str, float
                     break
                 if read_again != "nothing":
                     _read(iterator, last - first + 1)
-            _report_again(model, position, logs, read_again)
+            _report_again(model, position, report, read_again)
         return epochs
 
     Epochs.__iter__ = begin
 
 
-def _begin_keras_2(model: keras.Model, position: Position, logs: dict[str, float], read_again: ReadAgain) -> None:
+def _begin_keras_2(model: keras.Model, position: Position, report: Report, read_again: ReadAgain) -> None:
     # keras or tf_keras.
     data_adapter = sys.modules[keras.Model.__module__.rpartition(".")[0] + ".data_adapter"]
     handler = data_adapter.DataHandler
@@ -154,24 +157,36 @@ def _begin_keras_2(model: keras.Model, position: Position, logs: dict[str, float
                 if read_again != "nothing":
                     _read(iterator, position.last_batch)
                 self._initial_step = position.last_batch
-                _report_again(model, position, logs, read_again)
+                _report_again(model, position, report, read_again)
             yield epoch, iterator
 
     handler.enumerate_epochs = enumerate_epochs
 
 
-def _report_again(model: keras.Model, position: Position, logs: dict[str, float], read_again: ReadAgain) -> None:
+def _report_again(model: keras.Model, position: Position, report: Report, read_again: ReadAgain) -> None:
     train_function: Callable[[Any], Any] = model.train_function
 
-    def report(iterator: Any) -> dict[str, float]:
+    def report_only(iterator: Any) -> dict[str, float]:
         model.train_function = train_function
-        if read_again != "nothing":
-            _read(iterator, position.batch - position.last_batch)
-        return dict(logs)
+        batches = position.batch - position.last_batch if read_again != "nothing" else 0
+        return report(_read(iterator, batches))
 
-    model.train_function = report
+    model.train_function = report_only
 
 
-def _read(iterator: Any, batches: int) -> None:
-    for _ in range(batches):
-        next(iterator)
+def _read(iterator: Any, batches: int) -> Any:
+    """Reads some batches, as many as there are, and gives the last one."""
+    batch = None
+    # The last steps of an epoch can be fewer than `steps_per_execution`.
+    with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+        for _ in range(batches):
+            batch = next(iterator)
+    return batch
+
+
+def build_metrics(model: keras.Model, batch: Any) -> None:
+    """Makes the variables of loss and metrics where Keras 3 otherwise makes them in its first step."""
+    if KERAS_3 and batch is not None and not isinstance(batch, tf.distribute.DistributedValues):
+        leaves = tf.nest.flatten(batch)
+        if all(leaf is None or tf.is_tensor(leaf) for leaf in leaves):
+            model._symbolic_build(data_batch=batch)

@@ -112,9 +112,8 @@ class SaveAndResume(keras.callbacks.Callback):
             self.restore(self.model)
         resumed = self._position.step > 0
         if resumed:
-            keras_fit_state.begin_at(self.model, self._position, self._logs, self.read_again)
+            keras_fit_state.begin_at(self.model, self._position, self._last_step, self.read_again)
         self._reported_again = resumed and self._position.batch > 0
-        self._restores_metrics = self._reported_again
         self._epoch, self._begun = initial_epoch, 0
         self._strategy = self.model.distribute_strategy
         self._steps_here = 0
@@ -128,9 +127,6 @@ class SaveAndResume(keras.callbacks.Callback):
         if self._position.step == 0:
             self._position = Position(epoch=epoch, first_epoch=epoch)
         self._epoch = epoch
-        if self._restores_metrics:
-            self._restores_metrics = False
-            self._restore_metrics()
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begun = batch
@@ -139,10 +135,12 @@ class SaveAndResume(keras.callbacks.Callback):
         if self._reported_again:
             self._reported_again = False
             return
-        made = batch + 1 - self._begun
+        # Keras 3 counts a last execution as whole, though the data ends in it.
+        end = min(batch + 1, self.params.get("steps") or batch + 1)
+        made = end - self._begun
         self._steps_here += made
         step = self._position.step + made
-        self._position = Position(step, self._epoch, batch + 1, self._begun, self._position.first_epoch)
+        self._position = Position(step, self._epoch, end, self._begun, self._position.first_epoch)
         self._logs = {name: float(value) for name, value in (logs or {}).items()}
         if self._stop.is_due(self._steps_here):
             self._stop_here()
@@ -154,9 +152,13 @@ class SaveAndResume(keras.callbacks.Callback):
                 self._save()
             self._next_by_clock = self._steps_here + self._steps_in_period()
 
+    def on_test_begin(self, logs: dict | None = None) -> None:
+        # Of the last epoch, before validation takes the metrics for itself.
+        if self._epoch + 1 == self.params["epochs"]:
+            self._save_last()
+
     def on_train_end(self, logs: dict | None = None) -> None:
-        if self._saved_step != self._position.step:
-            self._save()
+        self._save_last()
         self._stop.close()
         # Another fit is another training, unless its program is started anew.
         self._position = None
@@ -169,6 +171,10 @@ class SaveAndResume(keras.callbacks.Callback):
             where = "nothing could be saved" if self._saved_step is None else f"step {self._saved_step} is saved"
             print(f"asked to stop{f' by {self._stop.reason}' * bool(self._stop.reason)}: {where}", flush=True)
         raise Stopped
+
+    def _save_last(self) -> None:
+        if self._saved_step != self._position.step:
+            self._save()
 
     def _save(self) -> None:
         position = self._position
@@ -188,9 +194,12 @@ class SaveAndResume(keras.callbacks.Callback):
         secs_per_step = (time.monotonic() - self._clock) / self._steps_here
         return worker_sums.of_chief(self._strategy, max(int(self.every_minutes * 60 / secs_per_step), 1))
 
-    def _restore_metrics(self) -> None:
+    def _last_step(self, batch: Any) -> dict[str, float]:
+        """What the last step made has reported; the metrics go on from there."""
+        keras_fit_state.build_metrics(self.model, batch)
         metrics = keras_fit_state.metric_variables(self.model)
-        if not metrics:
+        if metrics:
+            self._checkpoints.restore_metrics(self._restored, metrics)
+        else:
             logging.warning("Loss and metrics of this epoch are of the steps from here on: Keras 2 has not made them.")
-            return
-        self._checkpoints.restore_metrics(self._restored, metrics)
+        return dict(self._logs)
