@@ -77,7 +77,7 @@ def real():
 
 def call(command: list[str], *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*command, *arguments], capture_output=True, text=True, timeout=60, input="not for workers", check=False
+        [*command, "--tee=all", *arguments], capture_output=True, text=True, timeout=60, input="not for workers", check=False
     )
 
 
@@ -180,7 +180,7 @@ def test_workers_get_the_flags_the_package_and_the_users_folder(stubbed, folder,
         (["--config=tiny.yaml", "--workdir=my_parts.py"], "is a file, not a folder"),
         (["--config=tiny.yaml", "--workdir=finished"], "holds a finished run"),
         (["--config=tiny.yaml", "--locl_workers=2"], "Unknown command line flag 'locl_workers'"),
-        (["--config=tiny.yaml", "tiny.yaml"], "unexpected argument 'tiny.yaml'"),
+        (["--config=tiny.yaml", "tiny.yaml"], "--config and the program 'tiny.yaml' are both given; leave one out"),
     ],
 )
 @pytest.mark.parametrize("dry_run", [[], ["--dry_run"]])
@@ -240,7 +240,7 @@ def test_the_exit_code_is_that_of_the_worker_that_failed_first(stubbed, folder, 
 def test_ctrl_c_ends_all_workers(stubbed, folder, monkeypatch):
     monkeypatch.setenv("BEHAVIOUR", "time.sleep(90)")
     process = subprocess.Popen(
-        [*stubbed, "--config=tiny.yaml", "--local_workers=2"],
+        [*stubbed, "--config=tiny.yaml", "--local_workers=2", "--tee=all"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         stdin=subprocess.DEVNULL,

@@ -22,6 +22,8 @@ Event = Literal["waiting", "ready", "stoppable", "resumed", "saved"]
 _MARK = "\x1etf_largebatch "
 # A progress bar leaves its line unfinished, so that a mark can stand anywhere in a line.
 _TOLD = re.compile(_MARK + "([^\n]*)\n")
+# One that goes on for longer will never be complete: its writer was interrupted.
+_LONGEST = 4096
 
 
 def tell(event: Event, **facts: int | str) -> None:
@@ -39,7 +41,7 @@ def taken_out(text: str) -> tuple[str, list[dict[str, Any]]]:
     for told in _TOLD.findall(text):
         try:
             event = json.loads(told)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(event, dict) and isinstance(event.get("event"), str):
             events.append(event)
@@ -48,5 +50,9 @@ def taken_out(text: str) -> tuple[str, list[dict[str, Any]]]:
 
 def cut_before_event(text: str) -> tuple[str, str]:
     """An unfinished line before and from an event that is not complete yet."""
-    before, mark, rest = text.partition(_MARK[0])
-    return before, mark + rest
+    at = text.find(_MARK)
+    begun = text[at if at >= 0 else text.rfind(_MARK[0]) :] if _MARK[0] in text else ""
+    # A program may print the mark's first character for itself.
+    if len(begun) > _LONGEST or not (begun.startswith(_MARK) or _MARK.startswith(begun)):
+        begun = ""
+    return text.removesuffix(begun), begun

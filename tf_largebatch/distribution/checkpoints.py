@@ -72,10 +72,9 @@ class Checkpoints:
                 _checkpoint(variables=variables, metrics=metrics).write(f"{draft}/{_VARIABLES}")
             except _UNREADABLE as error:
                 failure = error
-        path = None
-        if worker_sums.is_chief(self._strategy):
-            path = self._finished(step, content, failure)
-        return path if worker_sums.of_chief(self._strategy, int(path is not None)) else None
+        is_saved = worker_sums.is_chief(self._strategy) and self._finished(step, content, failure)
+        # All wait for the chief, and know alike whether this step is saved.
+        return self.path(step) if worker_sums.of_chief(self._strategy, int(is_saved)) else None
 
     def restore(self, variables: Named) -> dict[str, Any] | None:
         """Gives the variables what the newest whole checkpoint holds.
@@ -135,8 +134,8 @@ class Checkpoints:
         tf.io.gfile.makedirs(draft)
         return draft
 
-    def _finished(self, step: int, content: dict[str, Any], failure: Exception | None) -> str | None:
-        """On the chief: puts the draft in its place, or away."""
+    def _finished(self, step: int, content: dict[str, Any], failure: Exception | None) -> bool:
+        """On the chief: puts the draft in its place, or away; tells which."""
         path, draft = self.path(step), f"{self.folder}/{_DRAFT}"
         try:
             if failure is not None:
@@ -149,10 +148,10 @@ class Checkpoints:
         except _UNREADABLE as error:
             logging.warning("Step %d could not be saved in %s: %s", step, self.folder, _first_line(error))
             self._remove(draft)
-            return None
+            return False
         for old in self.steps()[: -self._keep]:
             self._remove(self.path(old))
-        return path
+        return True
 
     def _remove(self, path: str) -> None:
         try:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tf_largebatch.distribution import kubernetes
+from tf_largebatch.distribution import kubernetes, slurm
 from tf_largebatch.validation import InputError, nearest
 
 # Variables that a launcher sets for its workers.
@@ -87,7 +87,7 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
         the scheduler tells does not fit together.
     """
     found = _from_tf_config(environment.get("TF_CONFIG", "").strip())
-    for scheduler in (kubernetes,):
+    for scheduler in (kubernetes, slurm):
         if not found.jobs and (workers := scheduler.worker_addresses(environment)):
             found = of_workers(*workers)
     return replace(

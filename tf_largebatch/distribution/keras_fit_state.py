@@ -168,20 +168,20 @@ def _report_again(model: keras.Model, position: Position, report: Report, read_a
 
     def report_only(iterator: Any) -> dict[str, float]:
         model.train_function = train_function
-        batches = position.batch - position.last_batch if read_again != "nothing" else 0
-        return report(_read(iterator, batches))
+        batch = None
+        if read_again != "nothing":
+            # The last steps of an epoch can be fewer than `steps_per_execution`.
+            with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+                for _ in range(position.last_batch, position.batch):
+                    batch = next(iterator)
+        return report(batch)
 
     model.train_function = report_only
 
 
-def _read(iterator: Any, batches: int) -> Any:
-    """Reads some batches, as many as there are, and gives the last one."""
-    batch = None
-    # The last steps of an epoch can be fewer than `steps_per_execution`.
-    with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-        for _ in range(batches):
-            batch = next(iterator)
-    return batch
+def _read(iterator: Any, batches: int) -> None:
+    for _ in range(batches):
+        next(iterator)
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:

@@ -6,9 +6,9 @@ signal: https://cloud.google.com/compute/docs/metadata/getting-live-migration-no
 
 from __future__ import annotations
 
+import http.client
 import os
 import threading
-import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +16,8 @@ from pathlib import Path
 _HARDWARE = Path("/sys/class/dmi/id/product_name")
 _PERIOD_SECS = 5.0
 _TIMEOUT_SECS = 2.0
+# A proxy for the web, which the environment may name, does not know this machine's metadata.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def metadata_server() -> str | None:
@@ -51,7 +53,8 @@ class MaintenanceNotice:
     def _ask(self, server: str) -> None:
         while not self._stopped.wait(self._period_secs):
             if _read(server, "preempted") == "TRUE" or _read(server, "maintenance-event").startswith("TERMINATE"):
-                self._notify()
+                if not self._stopped.is_set():
+                    self._notify()
                 return
 
 
@@ -59,8 +62,8 @@ def _read(server: str, name: str) -> str:
     address = f"http://{server}/computeMetadata/v1/instance/{name}"
     request = urllib.request.Request(address, headers={"Metadata-Flavor": "Google"})
     try:
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECS) as answer:
+        with _OPENER.open(request, timeout=_TIMEOUT_SECS) as answer:
             return answer.read().decode().strip()
-    except (urllib.error.URLError, OSError, ValueError):
+    except (OSError, ValueError, http.client.HTTPException):
         # The server does not answer now and then.
         return ""

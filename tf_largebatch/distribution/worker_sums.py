@@ -58,7 +58,8 @@ def of_chief(strategy: tf.distribute.Strategy, number: int) -> int:
 
 
 def _traced(strategy: Callable[[], tf.distribute.Strategy]) -> Callable[[tf.Tensor], tf.Tensor]:
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
+    # Traced for each number of numbers: TensorFlow does not pack what has no fixed shape, and warns.
+    @tf.function(autograph=False)
     def sums(numbers: tf.Tensor) -> tf.Tensor:
         return strategy().reduce("SUM", strategy().run(lambda: tf.identity(numbers)), axis=None)
 

@@ -159,6 +159,9 @@ class _Watched:
 
     @property
     def lost_a_peer(self) -> bool:
+        if self.ended_at is not None:
+            # What it printed last may not have been read yet.
+            self.output.join(_LAST_OUTPUT_SECS)
         return any(_LOST_PEER.search(line) for line in list(self.output.tail))
 
     @property

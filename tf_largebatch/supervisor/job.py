@@ -65,6 +65,11 @@ class Job:
         return replace(self, workers=workers)
 
 
+def told_when_ready(job: Job) -> Job:
+    """The same job, of a program that is known to tell when all workers have met."""
+    return replace(job, tells_when_ready=True)
+
+
 def supervised(job: Job, job_id: str, attempt: int) -> Job:
     """What every supervised worker finds in its environment: which job it is, and that its events are read."""
     told = {"PYTHONUNBUFFERED": "1", worker_events.VARIABLE: "1", "TFLB_JOB": job_id, "TFLB_ATTEMPT": str(attempt)}

@@ -18,9 +18,12 @@ from tf_largebatch.supervisor.attempt import Attempt, Start
 from tf_largebatch.supervisor.job import Job, supervised
 from tf_largebatch.supervisor.watch import Limits
 from tf_largebatch.supervisor.worker_output import Terminal
+from tf_largebatch.validation import InputError
 
 # The worker's input is wrong (2, and sysexits' 64), or its training diverged (3): once more would end alike.
 _NOT_RETRIED = (0, 2, 3, 64)
+# As ssh has it where a connection fails.
+_NO_PLACE = 255
 _FIRST_PAUSE_SECS = 1.0
 _LONGEST_PAUSE_SECS = 60.0
 _POLL_SECS = 0.05
@@ -35,11 +38,14 @@ class Options:
       max_restarts: attempts after the first without progress in between; progress is a later step saved
         than when the attempt began.
       tee: whose lines are shown: "chief", "all" or "none".
+      job: what workers are told that they belong to, the same for a launcher that goes on with the job in a
+        scheduler's next turn; empty: the name of the log folder.
     """
 
     limits: Limits = field(default_factory=Limits)
     max_restarts: int = 0
     tee: str = "all"
+    job: str = ""
 
 
 def run(
@@ -70,7 +76,7 @@ def run(
     terminal = Terminal(output or sys.stdout)
     attempts: list[Attempt] = []
     step: int | None = None
-    restarts = 0
+    restarts = number = 0
 
     def note() -> None:
         record = {"job": folder.name, "attempts": [attempt.record for attempt in attempts]}
@@ -79,28 +85,37 @@ def run(
     # Before the first start: an ignored SIGINT (`launcher &` in a script) would be inherited.
     with noted_signals() as signals:
         while True:
-            number = len(attempts)
-            job = supervised(plan(number), folder.name, number)
-            attempt = Attempt(job, start, folder / f"attempt_{number}", terminal, options.tee, options.limits)
-            attempts.append(attempt)
-            attempt.run(signals, note)
-            if attempt.step is not None and (step is None or attempt.step > step):
-                step, restarts = attempt.step, 0
-            code = attempt.exit_code
+            try:
+                job = supervised(plan(number), options.job or folder.name, number)
+            except InputError as failure:
+                if number == 0:
+                    raise
+                # What was right for the first attempt may be so again: a host that starts anew, for example.
+                code, reason = _NO_PLACE, str(failure).removesuffix(".")
+            else:
+                attempt = Attempt(job, start, folder / f"attempt_{number}", terminal, options.tee, options.limits)
+                attempts.append(attempt)
+                attempt.run(signals, note)
+                code, reason = attempt.exit_code, attempt.reason
+                if attempt.step is not None and (step is None or attempt.step > step):
+                    step, restarts = attempt.step, 0
             if signals or code in _NOT_RETRIED or restarts >= options.max_restarts:
                 break
+            number += 1
             restarts += 1
             pause = min(_FIRST_PAUSE_SECS * 2 ** (restarts - 1), _LONGEST_PAUSE_SECS)
             where = "the beginning" if step is None else f"step {step}"
             terminal.line(
-                f"{attempt.reason} (exit code {code}); restart {restarts} of {options.max_restarts} without progress, "
+                f"{reason} (exit code {code}); restart {restarts} of {options.max_restarts} without progress, "
                 f"from {where}, in {pause:g} s."
             )
             if _interrupted(pause, signals):
+                code, reason = 128 + signals[0], f"stopped by {signal.Signals(signals[0]).name}"
                 break
-    if attempt.reason:
-        gave_up = " after no progress" if options.max_restarts and restarts >= options.max_restarts else ""
-        terminal.line(f"{attempt.reason}; the job ends with exit code {code}{gave_up}.")
+    if reason:
+        # Otherwise there was another reason not to go on.
+        gave_up = restarts >= options.max_restarts > 0 and not signals and code not in _NOT_RETRIED
+        terminal.line(f"{reason}; the job ends with exit code {code}{', after no progress' if gave_up else ''}.")
     return code
 
 

@@ -123,7 +123,8 @@ class Watch:
                 time.sleep(_POLL_SECS)
         self._judge([])
         codes = {worker.exit_code for worker in self._workers}
-        if self._signals and STOPPED_AND_SAVED in codes and codes <= {0, STOPPED_AND_SAVED}:
+        has_saved = STOPPED_AND_SAVED in codes and codes <= {0, STOPPED_AND_SAVED}
+        if self._signals and has_saved and self.culprit is None:
             self.reason += ", and saved"
             if self._signals[0] != signal.SIGINT:
                 self.exit_code = STOPPED_AND_SAVED
@@ -187,12 +188,13 @@ class Watch:
 
     def _end(self, running: list[RunningWorker], now: float) -> None:
         if self.exit_code == STOPPED_AND_SAVED:
-            # The others are saving, or have been told to.
+            # The others are saving, or have been told to; a scheduler may still tell the launcher too.
             self._kill_at = now + self._limits.grace
+            self._signals_before_kill = len(self._signals) + 1
         else:
             _signal(running, signal.SIGTERM)
             self._kill_at = now + self._limits.failure_grace
-        self._signals_before_kill = len(self._signals)
+            self._signals_before_kill = len(self._signals)
 
     def _stop_for_user(self, running: list[RunningWorker]) -> None:
         asked_by = signal.Signals(self._signals[0])

@@ -119,7 +119,8 @@ class WorkerOutput(threading.Thread):
             unfinished = drawn + event
             if self._live and self._is_shown:
                 self._terminal.redraw(drawn.rstrip("\r"), self._prefix)
-        if last := folded(unfinished + decoder.decode(b"", final=True)):
+        last, _ = worker_events.cut_before_event(unfinished + decoder.decode(b"", final=True))
+        if last := folded(last):
             self._finish(last)
         os.close(self._descriptor)
         if self._log:
