@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import io
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
 import time
 from pathlib import Path
@@ -23,6 +26,19 @@ FAILS_WITH_3 = "import sys, time; time.sleep(0.2); print('no such file'); sys.ex
 IGNORES_SIGTERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + WAITS
 IGNORES_ALL = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " + IGNORES_SIGTERM
 ENDS_WELL = "print('done')"
+# These have the package of this checkout.
+TELLS = "from tf_largebatch.worker_events import tell\n"
+# As training under `save_and_resume.py`: SIGTERM makes it save and end with 75.
+SAVES = f"""{TELLS}
+import signal, sys, time
+def save(number, frame):
+    print("saving", flush=True)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+for event in ("waiting", "ready", "stoppable"): tell(event)
+print("ready", flush=True)
+time.sleep(90)
+"""
 
 
 def stub_job(*programs: str) -> Job:
@@ -44,13 +60,13 @@ def run_onto(output, folder: Path, *programs: str, options: supervise.Options | 
 
 def logs(folder: Path, attempt: int = 0) -> Path:
     """The log folder of an attempt of the one job in `folder`."""
-    (job,) = folder.glob("20*")
+    (job,) = folder.glob("20*-*_*")
     return job / f"attempt_{attempt}"
 
 
 def record(folder: Path) -> dict:
     """What job.json of the one job in `folder` says."""
-    (file,) = folder.glob("20*/job.json")
+    (file,) = folder.glob("20*-*_*/job.json")
     return json.loads(file.read_text())
 
 
@@ -84,15 +100,22 @@ def pids(folder: Path) -> list[int]:
 
 
 @contextlib.contextmanager
-def launcher(folder: Path, *programs: str, output=subprocess.PIPE, **limits):
-    """A process of its own that runs a job of these stubs, once they are all ready."""
+def launcher(
+    folder: Path, *programs: str, output=subprocess.PIPE, options: dict | None = None, setup: str = "", **limits
+):
+    """A process of its own that runs a job of these stubs.
+
+    `options` are those of `supervise.Options` beside its limits, `setup` is what it runs first.
+    """
     program = f"""
 import pathlib, sys
 from tf_largebatch.supervisor import local_processes, supervise, watch
 from tf_largebatch.supervisor.job import Job, Worker
 programs = {[writes_pid(folder, program) for program in programs]!r}
 workers = tuple(Worker(rank, (sys.executable, "-c", text)) for rank, text in enumerate(programs))
-job, options = Job(workers, ("localhost:1",) * len(workers)), supervise.Options(watch.Limits(**{limits!r}))
+job = Job(workers, ("localhost:1",) * len(workers))
+options = supervise.Options(watch.Limits(**{limits!r}), **{options or {}!r})
+{setup}
 sys.exit(supervise.run(lambda attempt: job, local_processes.LocalProcess, pathlib.Path({str(folder)!r}), options))
 """
     process = subprocess.Popen(
@@ -114,6 +137,30 @@ sys.exit(supervise.run(lambda attempt: job, local_processes.LocalProcess, pathli
         process.wait(timeout=30)
         if process.stdout:
             process.stdout.close()
+
+
+@contextlib.contextmanager
+def run_live(folder: Path, *programs: str, columns: int = 61, **limits):
+    """As `launcher`, on a pseudo-terminal: (the launcher's process, the descriptor to read its terminal from)."""
+    master, slave = os.openpty()
+    try:
+        termios.tcsetwinsize(slave, (24, columns))
+        with launcher(folder, *programs, output=slave, **limits) as process:
+            os.close(slave)
+            yield process, master
+    finally:
+        os.close(master)
+
+
+def read_terminal(master: int, until: str, and_then: str = "", timeout_secs: float = 30.0) -> str:
+    """What a terminal shows, up to where it has shown both texts."""
+    seen, deadline = "", time.monotonic() + timeout_secs
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    while until not in seen or and_then not in seen:
+        assert time.monotonic() < deadline, f"no {until!r} on the terminal in {timeout_secs} s: {seen!r}"
+        if select.select([master], [], [], 0.1)[0]:
+            seen += decoder.decode(os.read(master, 65536))
+    return seen
 
 
 def all_ready(folder: Path, count: int):

@@ -77,7 +77,12 @@ def real():
 
 def call(command: list[str], *arguments: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [*command, "--tee=all", *arguments], capture_output=True, text=True, timeout=60, input="not for workers", check=False
+        [*command, "--tee=all", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        input="not for workers",
+        check=False,
     )
 
 

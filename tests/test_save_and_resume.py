@@ -61,10 +61,9 @@ def test_weights_and_losses_are_those_of_an_undisturbed_run(options, tmp_path):
     assert resumed["weights"] == undisturbed["weights"]
     assert resumed["steps"] == undisturbed["steps"]
     assert 0 < resumed["epochs"][0] <= 3 and resumed["epochs"][-1] == 3
-    # Keras 2 makes metrics in the first step, so the first epoch's are of the steps after the restart alone.
-    same_metrics = 1 if KERAS_2 and "--micro_batches=2" not in options else 0
-    losses = resumed["losses"][same_metrics:]
-    assert losses == undisturbed["losses"][-len(losses) :]
+    # Keras 2 adds what the metrics held to the sums after the restart, in another order.
+    expected = undisturbed["losses"][-len(resumed["losses"]) :]
+    assert resumed["losses"] == (pytest.approx(expected, rel=1e-6) if KERAS_2 else expected)
 
 
 @pytest.mark.parametrize("step", [1, 4, 5, 6, 19, 20])

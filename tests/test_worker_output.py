@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import select
-import termios
 import textwrap
-import time
 
 import pytest
-from stub_workers import ENDS_WELL, launcher, logs, run, run_onto
+from stub_workers import ENDS_WELL, logs, read_terminal, run, run_live, run_onto
 
 from tf_largebatch.supervisor import worker_output
 
@@ -106,35 +102,20 @@ def test_a_progress_bar_is_live_on_the_terminal_and_one_line_in_the_log(tmp_path
         while not os.path.exists({str(tmp_path)!r} + "/go2"): time.sleep(0.02)
         print("terminal", sys.stdout.isatty())
     """
-    master, slave = os.openpty()
-    try:
-        # 61 columns: a drawing must not reach the last one, or the next would start a line below.
-        termios.tcsetwinsize(slave, (24, 61))
-        with launcher(tmp_path, draws, other, output=slave) as process:
-            os.close(slave)
-            bar = "[worker 0] \x1b[1m{}/3\x1b[0m loss " + "x" * (60 - len("[worker 0] 1/3 loss "))
-            seen = read_terminal(master, until=bar.format(1))
-            assert "[worker 0] terminal True 50\r\n" in seen
-            (tmp_path / "go1").touch()
-            seen = read_terminal(master, until=bar.format(2))
-            assert "\r\x1b[K" in seen and "\n" not in seen and "x" * 61 not in seen
-            (tmp_path / "go2").touch()
-            seen = read_terminal(master, until="[worker 1] terminal False\r\n[worker 0] ", and_then=bar.format(3))
-            assert "\x1b[K[worker 1] terminal False\r\n[worker 0] \x1b[1m" in seen
-            (tmp_path / "go3").touch()
-            seen = read_terminal(master, until="\n")
-            assert seen == "\r\x1b[K[worker 0] \x1b[1m3/3\x1b[0m loss " + "x" * 200 + "\r\n"
-            assert process.wait(timeout=30) == 0
-    finally:
-        os.close(master)
+    # 61 columns: a drawing must not reach the last one, or the next would start a line below.
+    with run_live(tmp_path, draws, other, columns=61) as (process, master):
+        bar = "[worker 0] \x1b[1m{}/3\x1b[0m loss " + "x" * (60 - len("[worker 0] 1/3 loss "))
+        seen = read_terminal(master, until=bar.format(1))
+        assert "[worker 0] terminal True 50\r\n" in seen
+        (tmp_path / "go1").touch()
+        seen = read_terminal(master, until=bar.format(2))
+        assert "\r\x1b[K" in seen and "\n" not in seen and "x" * 61 not in seen
+        (tmp_path / "go2").touch()
+        seen = read_terminal(master, until="[worker 1] terminal False\r\n[worker 0] ", and_then=bar.format(3))
+        assert "\x1b[K[worker 1] terminal False\r\n[worker 0] \x1b[1m" in seen
+        (tmp_path / "go3").touch()
+        seen = read_terminal(master, until="\n")
+        assert seen == "\r\x1b[K[worker 0] \x1b[1m3/3\x1b[0m loss " + "x" * 200 + "\r\n"
+        assert process.wait(timeout=30) == 0
     logged = (logs(tmp_path) / "worker_00000.log").read_text().splitlines()
     assert logged == ["terminal True 50", "\x1b[1m3/3\x1b[0m loss " + "x" * 200]
-
-
-def read_terminal(master: int, until: str, and_then: str = "", timeout_secs: float = 30.0) -> str:
-    seen, deadline = "", time.monotonic() + timeout_secs
-    while until not in seen or and_then not in seen:
-        assert time.monotonic() < deadline, f"no {until!r} on the terminal in {timeout_secs} s: {seen!r}"
-        if select.select([master], [], [], 0.1)[0]:
-            seen += os.read(master, 65536).decode()
-    return seen

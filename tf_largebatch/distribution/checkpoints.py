@@ -101,7 +101,10 @@ class Checkpoints:
             try:
                 about = _read(path)
                 _check_same(path, about, variables)
-                _restore(path, variables=variables)
+                status = _checkpoint(variables=variables).read(f"{path}/{_VARIABLES}")
+                status.assert_existing_objects_matched()
+                # Or TensorFlow would warn that nobody asks for the metrics.
+                status.expect_partial()
                 failure = None
             except InputError:
                 raise
@@ -113,9 +116,10 @@ class Checkpoints:
             reason = _first_line(failure) if failure else "another worker cannot read it"
             logging.warning("The checkpoint %s is damaged (%s); trying the one before it.", path, reason)
 
-    def restore_metrics(self, path: str, metrics: Named) -> None:
-        """Gives the variables of the metrics what a checkpoint that was restored holds of them."""
-        _restore(path, metrics=metrics)
+    def metrics(self, path: str, count: int) -> list[Any]:
+        """The saved values of the first `count` variables of the metrics, as arrays."""
+        reader = tf.train.load_checkpoint(f"{path}/{_VARIABLES}")
+        return [reader.get_tensor(f"metrics/{index}/.ATTRIBUTES/VARIABLE_VALUE") for index in range(count)]
 
     def steps(self) -> list[int]:
         """Global steps of the checkpoints in the folder, damaged or not, oldest first."""
@@ -164,13 +168,6 @@ class Checkpoints:
 def _checkpoint(**parts: Named) -> tf.train.Checkpoint:
     # By place and not by object, so that a Keras 3 model, whose objects hold much else, is read as it is written.
     return tf.train.Checkpoint(**{name: [variable for _, variable in part] for name, part in parts.items()})
-
-
-def _restore(path: str, **parts: Named) -> None:
-    status = _checkpoint(**parts).read(f"{path}/{_VARIABLES}")
-    status.assert_existing_objects_matched()
-    # Or TensorFlow would warn of the parts that were not asked for.
-    status.expect_partial()
 
 
 def _described(variables: Named) -> list[list[Any]]:

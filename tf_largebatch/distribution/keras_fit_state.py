@@ -168,20 +168,22 @@ def _report_again(model: keras.Model, position: Position, report: Report, read_a
 
     def report_only(iterator: Any) -> dict[str, float]:
         model.train_function = train_function
-        batch = None
-        if read_again != "nothing":
-            # The last steps of an epoch can be fewer than `steps_per_execution`.
-            with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
-                for _ in range(position.last_batch, position.batch):
-                    batch = next(iterator)
-        return report(batch)
+        batches = position.batch - position.last_batch if read_again != "nothing" else 0
+        return report(_read(iterator, batches))
 
     model.train_function = report_only
 
 
-def _read(iterator: Any, batches: int) -> None:
-    for _ in range(batches):
-        next(iterator)
+def _read(iterator: Any, batches: int) -> Any:
+    """Reads the batches of one call of the training function, and gives the first."""
+    if not batches:
+        return None
+    first = next(iterator)
+    # Only where there is none at all does such a call end the epoch; the last one can have fewer.
+    with contextlib.suppress(StopIteration, tf.errors.OutOfRangeError):
+        for _ in range(batches - 1):
+            next(iterator)
+    return first
 
 
 def build_metrics(model: keras.Model, batch: Any) -> None:

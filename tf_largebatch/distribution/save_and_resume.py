@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from absl import logging
-
 from tf_largebatch import worker_events
 from tf_largebatch._keras import keras
 from tf_largebatch.distribution import keras_fit_state, worker_sums
@@ -107,14 +105,14 @@ class SaveAndResume(keras.callbacks.Callback):
         return self._position
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        initial_epoch = 0
         if self._position is None:
             self.restore(self.model)
         resumed = self._position.step > 0
         if resumed:
             keras_fit_state.begin_at(self.model, self._position, self._last_step, self.read_again)
         self._reported_again = resumed and self._position.batch > 0
-        self._epoch, self._begun = initial_epoch, 0
+        self._adds_metrics = False
+        self._epoch = self._begun = 0
         self._strategy = self.model.distribute_strategy
         self._steps_here = 0
         self._next_by_clock = _TIMED_STEPS if self.every_minutes else None
@@ -135,13 +133,16 @@ class SaveAndResume(keras.callbacks.Callback):
         if self._reported_again:
             self._reported_again = False
             return
+        if self._adds_metrics:
+            # Keras 2 makes them in the first step. They are sums.
+            self._adds_metrics = not self._set_metrics(added=True)
         # Keras 3 counts a last execution as whole, though the data ends in it.
         end = min(batch + 1, self.params.get("steps") or batch + 1)
         made = end - self._begun
         self._steps_here += made
         step = self._position.step + made
         self._position = Position(step, self._epoch, end, self._begun, self._position.first_epoch)
-        self._logs = {name: float(value) for name, value in (logs or {}).items()}
+        self._logs = logs or {}
         if self._stop.is_due(self._steps_here):
             self._stop_here()
         due = self.every_steps is not None and step // self.every_steps > (step - made) // self.every_steps
@@ -154,7 +155,7 @@ class SaveAndResume(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: dict | None = None) -> None:
         # Of the last epoch, before validation takes the metrics for itself.
-        if self._epoch + 1 == self.params["epochs"]:
+        if self._position is not None and self._epoch + 1 == self.params["epochs"]:
             self._save_last()
 
     def on_train_end(self, logs: dict | None = None) -> None:
@@ -179,7 +180,8 @@ class SaveAndResume(keras.callbacks.Callback):
     def _save(self) -> None:
         position = self._position
         metrics = keras_fit_state.metric_variables(self.model)
-        about = {"position": vars(position), "logs": self._logs, "about": self._about}
+        logs = {name: float(value) for name, value in self._logs.items()}
+        about = {"position": vars(position), "logs": logs, "about": self._about}
         started = time.monotonic()
         path = self._checkpoints.save(position.step, self._variables, metrics, about)
         if path is not None:
@@ -197,9 +199,12 @@ class SaveAndResume(keras.callbacks.Callback):
     def _last_step(self, batch: Any) -> dict[str, float]:
         """What the last step made has reported; the metrics go on from there."""
         keras_fit_state.build_metrics(self.model, batch)
-        metrics = keras_fit_state.metric_variables(self.model)
-        if metrics:
-            self._checkpoints.restore_metrics(self._restored, metrics)
-        else:
-            logging.warning("Loss and metrics of this epoch are of the steps from here on: Keras 2 has not made them.")
+        self._adds_metrics = not self._set_metrics(added=False)
         return dict(self._logs)
+
+    def _set_metrics(self, added: bool) -> bool:
+        """Gives the metrics their saved values, or adds these; False where they have no variables yet."""
+        metrics = keras_fit_state.metric_variables(self.model)
+        for (_, variable), saved in zip(metrics, self._checkpoints.metrics(self._restored, len(metrics))):
+            variable.assign(variable + saved if added else saved)
+        return bool(metrics)

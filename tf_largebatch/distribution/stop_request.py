@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Any
 
 from absl import logging
@@ -25,6 +26,7 @@ from tf_largebatch.distribution.maintenance_notice import MaintenanceNotice
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 _NEVER = "never"
 _LISTENER_SECS = 10.0
+_OVERDUE_SECS = 60.0
 
 
 class StopRequest:
@@ -40,22 +42,19 @@ class StopRequest:
     _opened = 0
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        self._strategy = strategy
+        self.reason = ""
         self._workers = worker_sums.num_workers(strategy)
         self._rank = worker_sums.rank(strategy)
-        self.reason = ""
         self._requested = threading.Event()
+        self._requested_at: float | None = None
         self._agreed_step: int | None = None
-        self._handlers: dict[int, Any] = {}
 
     def open(self) -> None:
         """Starts to listen; to signals only from the main thread, as Python has it."""
         StopRequest._opened += 1
         self._key = f"tf_largebatch/stop_{StopRequest._opened}"
-        if threading.current_thread() is threading.main_thread():
-            # After the strategy was made: it takes SIGTERM for itself.
-            self._handlers = {number: signal.signal(number, self._note) for number in SIGNALS}
-        self._notice = MaintenanceNotice(lambda: self._request("maintenance notice"))
+        _listen_to_signals(self)
+        self._notice = MaintenanceNotice(lambda: self.request("maintenance notice"))
         self._notice.start()
         if self._workers > 1:
             self._listener = threading.Thread(target=self._listen, name="stop request", daemon=True)
@@ -78,21 +77,22 @@ class StopRequest:
     def close(self) -> None:
         """Stops listening and puts the signal handlers back."""
         self._notice.stop()
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}
+        _listen_to_signals(None)
         if self._workers > 1:
             # The listener waits until the key has a value.
             _set(self._key, _NEVER)
             self._listener.join(timeout=_LISTENER_SECS)
 
-    def _note(self, number: int, frame: Any) -> None:
-        self._request(signal.Signals(number).name)
-
-    def _request(self, reason: str) -> None:
+    def request(self, reason: str) -> None:
+        """Asks all workers to stop."""
         # Nothing more: a signal can come in the middle of whatever the main thread does.
         self.reason = self.reason or reason
+        self._requested_at = self._requested_at or time.monotonic()
         self._requested.set()
+
+    def is_overdue(self) -> bool:
+        """Whether this worker was asked so long ago that it seems to make no steps any more."""
+        return self._requested_at is not None and time.monotonic() > self._requested_at + _OVERDUE_SECS
 
     def _listen(self) -> None:
         try:
@@ -103,6 +103,37 @@ class StopRequest:
         except tf.errors.OpError as failure:
             # The service is gone, and with it a worker; training itself will find that.
             logging.debug("No longer listening for requests to stop: %s", failure)
+
+
+# Who is told of signals, and what they did before.
+_told: StopRequest | None = None
+_before: dict[int, Any] = {}
+
+
+def _listen_to_signals(request: StopRequest | None) -> None:
+    """Tells a request of signals from now on; None: they do again what they did before."""
+    global _told
+    if threading.current_thread() is not threading.main_thread():
+        return
+    _told = request
+    if request is None:
+        while _before:
+            signal.signal(*_before.popitem())
+        return
+    for number in SIGNALS:
+        # Here and not earlier: a strategy takes SIGTERM for itself when it is made. A training that has
+        # raised has not put back what was before.
+        previous = signal.signal(number, _note)
+        _before.setdefault(number, previous)
+
+
+def _note(number: int, frame: Any) -> None:
+    if _told is None or _told.is_overdue():
+        # As without this. Schedulers repeat a signal within seconds.
+        signal.signal(number, _before.get(number) or signal.SIG_DFL)
+        signal.raise_signal(number)
+    else:
+        _told.request(signal.Signals(number).name)
 
 
 def _set(key: str, value: str) -> bool:
