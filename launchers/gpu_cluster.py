@@ -19,12 +19,14 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from pathlib import Path
 
 from absl import flags
 
 import tf_largebatch
 from tf_largebatch import command_line, preflight
+from tf_largebatch.config import Recipe
 from tf_largebatch.distribution import cluster
 from tf_largebatch.supervisor import (
     job,
@@ -123,9 +125,9 @@ def main(argv: list[str]) -> int:
     if FLAGS.heartbeat_timeout:
         given[cluster.HEARTBEAT_TIMEOUT] = f"{FLAGS.heartbeat_timeout:g}"
     if FLAGS.kubernetes:
-        return _kubernetes(name, program, given)
+        return _kubernetes(name, recipe, program, given)
     if FLAGS.slurm and "SLURM_JOB_ID" not in os.environ:
-        return _submit(name, workdir)
+        return _submit(name, recipe, workdir)
 
     environment = {**given, "PYTHONPATH": _python_path()}
     place = _place(environment)
@@ -139,7 +141,8 @@ def main(argv: list[str]) -> int:
             f"global batch: {preflight.split(recipe, place.num_workers, place.gpus_per_worker or 1, limit)}\n{about}"
         )
     if FLAGS.dry_run:
-        print(f"{recipe.to_yaml()}\n" * bool(recipe) + f"{about}\n\n{job.describe(first)}")
+        unknown = "# Not yet known: the GPUs of these hosts, and which of their ports are free.\n" * bool(FLAGS.hosts)
+        print(f"{recipe.to_yaml()}\n" * bool(recipe) + f"{about}\n{unknown}\n{job.describe(first)}")
         return 0
     print(about, flush=True)
 
@@ -153,6 +156,14 @@ def main(argv: list[str]) -> int:
     if FLAGS.slurm and FLAGS.requeue and code == STOPPED_AND_SAVED:
         slurm_batch.requeue(place.job_id, os.environ)
     return code
+
+
+def _cut(recipe: Recipe | None, workers: int, gpus_per_worker: int) -> str:
+    """The line that tells how the global batch is cut up; raises where it cannot be."""
+    if recipe is None:
+        return ""
+    limit = FLAGS.max_per_replica_batch_size or None
+    return f"global batch: {preflight.split(recipe, workers, gpus_per_worker or 1, limit)}\n"
 
 
 def _place(environment: dict[str, str]) -> places.Place:
@@ -195,8 +206,12 @@ def _python_path() -> str:
     return job.worker_python_path(str(package_folder), os.environ.get("PYTHONPATH", ""), os.getcwd())
 
 
-def _submit(name: str, workdir: Path) -> int:
+def _submit(name: str, recipe: Recipe | None, workdir: Path) -> int:
     """Writes a batch file that runs this same command inside of the Slurm job, and submits it."""
+    gpus = (FLAGS.gpus_per_node or "0").rpartition(":")[2]
+    if not gpus.isdigit():
+        raise InputError(f"--gpus_per_node is {FLAGS.gpus_per_node!r}, but must be a number, as 8, or TYPE:NUMBER.")
+    cut = _cut(recipe, FLAGS.nodes * FLAGS.workers_per_node, int(gpus) // FLAGS.workers_per_node)
     logs = (workdir / "logs").absolute()
     request = slurm_batch.BatchRequest(
         name,
@@ -210,23 +225,27 @@ def _submit(name: str, workdir: Path) -> int:
         str(logs / "slurm-%j.out"),
         FLAGS.sbatch,
     )
-    command = [sys.executable, "-P", str(Path(__file__).resolve()), *sys.argv[1:]]
+    own_flags = [argument for argument in sys.argv[1:] if argument != "--dry_run"]
+    command = [sys.executable, "-P", str(Path(__file__).resolve()), *own_flags]
     text = slurm_batch.sbatch_text(command, request, os.getcwd(), {"PYTHONPATH": _python_path()})
     if FLAGS.dry_run:
-        print(text)
+        print(f"{text}\n# {cut}" if cut else text)
         return 0
     logs.mkdir(parents=True, exist_ok=True)
     file = logs / f"{name}.sbatch"
     file.write_text(text, encoding="utf-8")
     number = slurm_batch.submit(file, os.environ)
-    print(f"Slurm job {number}, submitted with {file}\noutput: {logs}/slurm-{number}.out")
+    print(f"{cut}Slurm job {number}, submitted with {file}\noutput: {logs}/slurm-{number}.out")
     return 0
 
 
-def _kubernetes(name: str, program: list[str], environment: dict[str, str]) -> int:
+def _kubernetes(name: str, recipe: Recipe | None, program: list[str], environment: dict[str, str]) -> int:
     """Prints or creates a job whose pods each run one worker; Kubernetes itself restarts them."""
+    cut = _cut(recipe, FLAGS.pods, FLAGS.gpus_per_pod)
     if FLAGS.start_timeout:
         environment[cluster.START_TIMEOUT] = f"{FLAGS.start_timeout:g}"
+    # For --overwrite: pods that are made anew belong to the job that was started now.
+    environment["TFLB_JOB"] = f"{name}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     workdir = Path(FLAGS.workdir or f"{FLAGS.mount_path}/runs/{name}")
     command = _own_program(program, "python") if program else ["tflb-train", *_train_flags(workdir)]
     settings = kubernetes_settings.KubernetesJob(
@@ -246,6 +265,7 @@ def _kubernetes(name: str, program: list[str], environment: dict[str, str]) -> i
         namespace=FLAGS.namespace,
     )
     text = kubernetes_job.manifest(settings)
+    print(f"# {cut}" * bool(cut), end="")
     print(kubernetes_job.apply(text) if FLAGS.apply and not FLAGS.dry_run else text)
     return 0
 

@@ -33,7 +33,7 @@ def run(main: Callable[[list[str]], int | None], flag_values: Any, module: Any) 
 
     def refuse(failure: Exception | str) -> None:
         print(f"{program}: {failure}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(getattr(failure, "exit_code", InputError.exit_code))
 
     def parse(argv: list[str]) -> list[str]:
         # For --help absl takes the text and the flags of the file that was started, and of a console

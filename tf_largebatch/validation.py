@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAda
 class InputError(ValueError):
     """Something the user gave is wrong. The message is one sentence; launchers exit with code 2."""
 
+    exit_code = 2
     # As the class has it anyway, but TensorFlow re-raises from a tf.function only what has it by itself as this.
     __init__ = Exception.__init__
 

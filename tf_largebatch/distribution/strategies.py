@@ -100,8 +100,14 @@ def quiet() -> None:
     tf.get_logger().setLevel("WARNING")
 
 
+class PortTaken(InputError):
+    """Another process listens on this worker's port; another time, or on another port, the same job can run."""
+
+    exit_code = 1
+
+
 def check_port(cluster: Cluster) -> None:
-    """Raises InputError where another process listens on this worker's port.
+    """Raises PortTaken where another process listens on this worker's port.
 
     TensorFlow itself would fail deep inside the start of its server while the peers wait.
     """
@@ -112,7 +118,7 @@ def check_port(cluster: Cluster) -> None:
         try:
             probe.bind(("", port))
         except OSError as failure:
-            raise InputError(
+            raise PortTaken(
                 f"TF_CONFIG: port {port} of this worker ({cluster.task[0]} {cluster.task[1]}) is not free "
                 f"({failure.strerror}); end the process that uses it or choose another port."
             ) from None

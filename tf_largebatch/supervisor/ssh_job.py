@@ -19,8 +19,8 @@ from tf_largebatch.validation import InputError
 
 # What changes how TensorFlow and its libraries work should be the same for all workers, wherever they run.
 _ALONG = ("NCCL_*", "TF_*", "XLA_*", "TFLB_*", "CUDA_*", "LD_LIBRARY_PATH", "PYTHONPATH")
-# Said of one process, or of one host.
-_NOT_ALONG = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES")
+# Said of one process, or of one host, or to Terraform.
+_NOT_ALONG = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_CLI_CONFIG_FILE")
 _GIVEN = re.compile(r"([A-Za-z_]\w*)=(.*)", flags=re.ASCII | re.DOTALL)
 
 

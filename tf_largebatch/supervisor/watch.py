@@ -116,6 +116,8 @@ class Watch:
             for worker in just_ended:
                 if worker.exit_code:
                     self._failed.append(worker)
+                    if not self.reason and running:
+                        self._say(f"{worker.name}: {worker.end}")
                 else:
                     self._first_to_finish = self._first_to_finish or worker
             if running:
@@ -165,6 +167,10 @@ class Watch:
             self._blame(culprit, culprit.exit_code, f"{culprit.name} failed first: {culprit.end}")
         elif causes:
             self._blame(causes[0], STOPPED_AND_SAVED, f"{causes[0].name} was told to stop, and saved")
+        elif self._first_to_finish:
+            early, first = self._first_to_finish, self._failed[0]
+            reason = f"{early.name} ended early: {early.end}, and {first.name} lost it"
+            self._blame(early, first.exit_code, reason)
         elif silent:
             first = self._failed[0]
             reason = f"{_names(silent)} no longer answered, as {first.name} found ({first.end})"

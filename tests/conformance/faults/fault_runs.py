@@ -77,16 +77,22 @@ def command(workdir: Path, *flags: str) -> list[str]:
     ]
 
 
+def own_command(workdir: Path, program: str, *flags: str) -> list[str]:
+    """The command that starts a program of the user's own, with its arguments, on two workers."""
+    fixed = ["--heartbeat_timeout=5", "--tee=all", "--local_workers=2", f"--workdir={workdir}"]
+    return [sys.executable, launcher("gpu_cluster"), *fixed, *flags, "--", *program.split()]
+
+
 def environment(fault: str = "") -> dict[str, str]:
     variables = child_environment(FAULT=fault)
     return {**variables, "PYTHONPATH": f"{variables['PYTHONPATH']}{os.pathsep}{FOLDER}"}
 
 
 @contextlib.contextmanager
-def started(workdir: Path, *flags: str, fault: str = "") -> Iterator[subprocess.Popen]:
+def started(workdir: Path, *flags: str, fault: str = "", program: str = "") -> Iterator[subprocess.Popen]:
     """A launcher that runs meanwhile; it is killed at the end if it still runs."""
     process = subprocess.Popen(
-        command(workdir, *flags),
+        own_command(workdir, program, *flags) if program else command(workdir, *flags),
         env=environment(fault),
         cwd=workdir.parent,
         stdin=subprocess.DEVNULL,
@@ -104,10 +110,10 @@ def started(workdir: Path, *flags: str, fault: str = "") -> Iterator[subprocess.
         process.stdout.close()
 
 
-def run(workdir: Path, *flags: str, fault: str = "") -> Done:
+def run(workdir: Path, *flags: str, fault: str = "", program: str = "") -> Done:
     """A launcher from its start to its end."""
     began = time.monotonic()
-    with started(workdir, *flags, fault=fault) as process:
+    with started(workdir, *flags, fault=fault, program=program) as process:
         return ended(process, workdir, began)
 
 
