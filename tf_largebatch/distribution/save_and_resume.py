@@ -125,6 +125,8 @@ class SaveAndResume(keras.callbacks.Callback):
         if self._position.step == 0:
             self._position = Position(epoch=epoch, first_epoch=epoch)
         self._epoch = epoch
+        # Of the epoch before, if that had no further step.
+        self._adds_metrics = False
 
     def on_train_batch_begin(self, batch: int, logs: dict | None = None) -> None:
         self._begun = batch

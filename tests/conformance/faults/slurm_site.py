@@ -1,7 +1,7 @@
 """A real Slurm on this machine: munged, slurmctld and one slurmd for each of three nodes with two GPUs each.
 
 The GPUs are two device files that any machine has; Slurm sets CUDA_VISIBLE_DEVICES for them as on a real
-cluster. All nodes are this machine, so their names are known to Slurm alone.
+cluster. All nodes are this machine, and only what Slurm starts knows them by their names.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ NODES = ("node8", "node9", "node10")
 GPUS_PER_NODE = 2
 _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "scancel")
 _MUNGE_FILES = ("socket", "key-file", "pid-file", "log-file", "seed-file")
+_WITH_HOSTS = 'mount --bind "$1" /etc/hosts && shift && exec "$@"'
 _START_SECS = 60.0
 _END_SECS = 15.0
 _REPOSITORY = Path(__file__).resolve().parents[3]
@@ -150,6 +151,7 @@ def _configure(folder: Path) -> None:
     text = _SLURM_CONF.format(folder=folder, ports=ports, nodes=nodes, names=names)
     (folder / "slurm.conf").write_text(text)
     (folder / "gres.conf").write_text(_GRES_CONF.format(names=names))
+    (folder / "hosts").write_text(f"127.0.0.1 localhost {' '.join(NODES)}\n")
     for name in ("state", "spool"):
         (folder / name).mkdir()
     key = folder / "munge.key"
@@ -160,6 +162,9 @@ def _configure(folder: Path) -> None:
 def _daemon(site: Site, *command: str) -> subprocess.Popen:
     log = site.folder / f"{command[0]}{command[-1] if command[0] == 'slurmd' else ''}.out"
     tests = os.getpid()
+    if command[0] == "slurmd":
+        # In a mount namespace of its own, whose /etc/hosts has the nodes.
+        command = ("unshare", "--mount", "sh", "-c", _WITH_HOSTS, "slurmd", str(site.folder / "hosts"), *command)
     with log.open("wb") as output:
         return subprocess.Popen(
             command,
