@@ -141,8 +141,10 @@ def main(argv: list[str]) -> int:
             f"global batch: {preflight.split(recipe, place.num_workers, place.gpus_per_worker or 1, limit)}\n{about}"
         )
     if FLAGS.dry_run:
-        unknown = "# Not yet known: the GPUs of these hosts, and which of their ports are free.\n" * bool(FLAGS.hosts)
-        print(f"{recipe.to_yaml()}\n" * bool(recipe) + f"{about}\n{unknown}\n{job.describe(first)}")
+        print(f"{recipe.to_yaml()}\n" * bool(recipe) + about)
+        if FLAGS.hosts or FLAGS.hostfile:
+            print("# Not yet known: the GPUs of these hosts, and which of their ports are free.")
+        print(f"\n{job.describe(first)}")
         return 0
     print(about, flush=True)
 

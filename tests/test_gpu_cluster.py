@@ -13,6 +13,9 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tf_largebatch.distribution import cluster
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RECIPE = """
@@ -185,6 +188,16 @@ def test_workers_get_the_flags_the_package_and_the_users_folder(stubbed, folder,
         (["--config=tiny.yaml", "--workdir=my_parts.py"], "is a file, not a folder"),
         (["--config=tiny.yaml", "--workdir=finished"], "holds a finished run"),
         (["--config=tiny.yaml", "--locl_workers=2"], "Unknown command line flag 'locl_workers'"),
+        (["--config=tiny.yaml", "--hosts=a", "--slurm"], "--hosts and --slurm are both given; leave one out"),
+        (["--config=tiny.yaml", "--hosts=a,a"], "--hosts names a twice; write a:2 for two workers there"),
+        (["--config=tiny.yaml", "--hostfile=none.txt"], "none.txt"),
+        (["--config=tiny.yaml", "--env=NAME"], "--env is 'NAME', but must be NAME=VALUE"),
+        (["--config=tiny.yaml", "--kubernetes"], "image"),
+        (["--config=tiny.yaml", "--kubernetes", "--image=i", "--pods=5"], "5 replicas (5 workers x 1) cannot share"),
+        (["--config=tiny.yaml", "--slurm", "--nodes=5"], "5 replicas (5 workers x 1) cannot share evenly"),
+        (["--config=tiny.yaml", "--slurm", "--gpus_per_node=many"], "--gpus_per_node is 'many'"),
+        (["--config=tiny.yaml", "--slurm", "--sbatch=account"], "'account' is no option of sbatch"),
+        (["--config=tiny.yaml", "--tee=some"], "--tee=some"),
         (["--config=tiny.yaml", "tiny.yaml"], "--config and the program 'tiny.yaml' are both given; leave one out"),
     ],
 )
@@ -231,6 +244,104 @@ assert not [name for name in sys.modules if name.partition(".")[0] in ("tensorfl
 """
     done = call([sys.executable, "-c", program])
     assert done.returncode == 0, done.stderr
+
+
+def tf_configs_of(shown: str) -> list[dict]:
+    return [json.loads(text) for text in re.findall(r"TF_CONFIG='(.*)'", shown)]
+
+
+def test_a_dry_run_for_ssh_hosts_connects_to_none(real, folder, tmp_path, monkeypatch):
+    hosts = tmp_path / "hosts.txt"
+    hosts.write_text("# both in rack 1\nnode9 slots=2\n\nroot@node10\n")
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("OF_MINE", "seen")
+    arguments = [f"--hostfile={hosts}", "--forward_env=OF_MINE", "--env=A=b c", "--nccl_socket_ifname=eth7"]
+    done = call(real, "--config=tiny.yaml", *arguments, "--dry_run", "--remote_python=/there/python")
+    assert done.returncode == 0, done.stderr
+    assert "12 = 3 replicas (3 workers x 1)" in done.stdout
+    clusters = [tf_config["cluster"]["worker"] for tf_config in tf_configs_of(done.stdout)]
+    assert clusters == [["node9:2222", "node9:2223", "node10:2222"]] * 3
+    for variable in ("NCCL_DEBUG=INFO", "OF_MINE=seen", "A='b c'", "NCCL_SOCKET_IFNAME=eth7"):
+        assert done.stdout.count(f"    {variable} \\\n") == 3
+    assert done.stdout.count("/there/python -P ") == 3
+    assert "Not yet known: the GPUs of these hosts" in done.stdout
+
+
+def test_slurm_gets_this_same_command_in_a_batch_file(real, folder):
+    arguments = ["--config=tiny.yaml", "--slurm", "--nodes=2", "--workers_per_node=2", "--time=5", "--set=epochs=7"]
+    done = call(real, *arguments, "--sbatch=--account=mine", "--partition=fast", "--dry_run")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("#!")
+    for line in ("--nodes=2", "--time=5", "--account=mine", "--partition=fast", "--signal=B:USR1@120", "--requeue"):
+        assert f"#SBATCH {line}" in lines
+    (command,) = [line for line in lines if line.startswith("exec ")]
+    assert "--dry_run" not in command and "--set=epochs=7" in command and "--slurm" in command
+    assert "# global batch: 12 = 4 replicas (4 workers x 1) x 1 micro-batches x 3 examples" in lines
+
+
+def test_without_slurm_there_is_one_sentence(real, folder, monkeypatch):
+    monkeypatch.setenv("PATH", str(folder))
+    done = call(real, "--config=tiny.yaml", "--slurm")
+    assert done.returncode == 2 and "sbatch" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_kubernetes_gets_a_job_of_pods_that_train(real, folder):
+    where = ["--kubernetes", "--image=registry/image:1", "--pods=3", "--claim=shared", "--max_restarts=2"]
+    done = call(real, "--config=tiny.yaml", *where, "--overwrite", "--save_every_steps=50")
+    assert done.returncode == 0, done.stderr
+    service, job = yaml.safe_load_all(done.stdout)
+    assert service["spec"]["clusterIP"] == "None"
+    assert (job["spec"]["completions"], job["spec"]["backoffLimitPerIndex"]) == (3, 2)
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["command"] == [
+        "tflb-train",
+        "--config=tiny.yaml",
+        "--save_every_steps=50",
+        "--workdir=/work/runs/tiny",
+        "--overwrite",
+    ]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    # A pod that is made anew goes on with what the job has saved, whatever --overwrite says.
+    assert variables["TFLB_JOB"].startswith("tiny_")
+    assert variables["TFLB_START_TIMEOUT"] == "600"
+    for index in range(3):
+        seen = cluster.from_environment({**variables, "JOB_COMPLETION_INDEX": str(index)})
+        assert (seen.num_workers, seen.rank, seen.start_timeout_secs) == (3, index, 600.0)
+
+
+def test_a_program_of_the_users_own_runs_in_place_of_train(real, folder):
+    (folder / "mine.py").write_text(
+        "import json, os, sys\n"
+        "print('ready', json.dumps([sys.argv[1:], os.environ.get('TF_CONFIG'), os.environ['A']]))\n"
+        "sys.exit(9 if sys.argv[-1] == '--fail' else 0)\n"
+    )
+    done = call(real, "--local_workers=2", "--env=A=b", "--", "mine.py", "--its_flag=1", "plain")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = starts(done.stdout)
+    assert [arguments for arguments, _, _ in told] == [["--its_flag=1", "plain"]] * 2
+    assert [json.loads(tf_config)["task"]["index"] for _, tf_config, _ in told] == [0, 1]
+    assert (folder / "runs" / "mine" / "logs").is_dir()
+    assert call(real, "--env=A=b", "--workdir=elsewhere", "--", "mine.py", "--fail").returncode == 9
+    assert (folder / "elsewhere" / "logs").is_dir()
+    shown = call(real, "--local_workers=2", "--dry_run", "mine.py", "--its_flag=1")
+    assert shown.returncode == 0 and shown.stdout.count(" mine.py --its_flag=1\n") == 2
+
+
+def test_flags_for_training_reach_the_workers_only_if_given(stubbed, folder):
+    done = call(stubbed, "--config=tiny.yaml", "--save_every_minutes=2.5", "--save_every_steps=7")
+    (start,) = starts(done.stdout)
+    assert start["argv"][1:3] == ["--save_every_steps=7", "--save_every_minutes=2.5"]
+    (start,) = starts(call(stubbed, "--config=tiny.yaml").stdout)
+    assert start["argv"] == ["--config=tiny.yaml", "--workdir=runs/tiny"]
+
+
+def test_a_failed_worker_is_started_again(stubbed, folder, monkeypatch):
+    monkeypatch.setenv("BEHAVIOUR", "sys.exit(7 if os.environ['TFLB_ATTEMPT'] == '0' else 0)")
+    done = call(stubbed, "--config=tiny.yaml", "--max_restarts=1")
+    assert done.returncode == 0, done.stdout
+    (record,) = folder.glob("runs/tiny/logs/*/job.json")
+    assert [attempt["exit_code"] for attempt in json.loads(record.read_text())["attempts"]] == [7, 0]
 
 
 def test_the_exit_code_is_that_of_the_worker_that_failed_first(stubbed, folder, monkeypatch):

@@ -25,7 +25,8 @@ from tf_largebatch.validation import InputError
 _NAME = re.compile(r"step_(\d{8,})")
 _DRAFT = "draft"
 _VARIABLES, _ABOUT = "variables", "about.json"
-_UNREADABLE = (OSError, ValueError, KeyError, AssertionError, tf.errors.OpError)
+# TensorFlow raises what fits the fault: IndexError for a file that is too short.
+_UNREADABLE = (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError)
 
 # (name, variable) pairs; names tell a user which layer differs, the order is what counts.
 Named = Sequence[tuple[str, tf.Variable]]
@@ -177,7 +178,11 @@ def _described(variables: Named) -> list[list[Any]]:
 def _read(path: str) -> dict[str, Any]:
     with tf.io.gfile.GFile(f"{path}/{_ABOUT}") as file:
         about = json.load(file)
-    if not isinstance(about.get("step"), int) or not isinstance(about.get("variables"), list):
+    if (
+        not isinstance(about, dict)
+        or not isinstance(about.get("step"), int)
+        or not isinstance(about.get("variables"), list)
+    ):
         raise ValueError(f"{_ABOUT} is not complete")
     return about
 

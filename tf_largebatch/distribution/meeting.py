@@ -27,6 +27,7 @@ _TIMED_OUT = 124
 # Short: a SIGTERM in between is lost.
 _LIBC_PERIOD_SECS = 0.1
 _SIG_DFL = 0
+_LONGEST_MS = 2**31 - 1
 _LIBRARY = "libtensorflow_cc.so.2"
 
 
@@ -128,5 +129,6 @@ def set_heartbeat(cluster: Cluster, resolver: tf.distribute.cluster_resolver.Clu
             context.coordination_config_pb2.CoordinatedJob(name=job, num_tasks=spec.num_tasks(job))
             for job, _ in cluster.jobs
         ],
-        heartbeat_timeout_in_ms=int(cluster.heartbeat_timeout_secs * 1000),
+        # 0 would be TensorFlow's own limit.
+        heartbeat_timeout_in_ms=int(min(max(cluster.heartbeat_timeout_secs * 1000, 1), _LONGEST_MS)),
     )
