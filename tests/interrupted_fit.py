@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--micro_batches", type=int, default=0)
+    parser.add_argument("--no_dropout", action="store_true")
     parser.add_argument("--read_again", default="all")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
     parser.add_argument("--pause", type=float, default=0.0)
@@ -110,7 +111,7 @@ def train(given: argparse.Namespace, strategy: tf.distribute.Strategy, callbacks
         keras.backend.experimental.enable_tf_random_generator()
     keras.mixed_precision.set_global_policy(given.precision)
     with strategy.scope():
-        model = network(given.micro_batches == 0)
+        model = network(dropout=not given.no_dropout and given.micro_batches == 0)
         optimizer = {
             "lars": lambda: LARS(1.0),
             "adam": lambda: keras.optimizers.Adam(0.01),

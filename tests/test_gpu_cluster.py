@@ -324,7 +324,7 @@ def test_a_program_of_the_users_own_runs_in_place_of_train(real, folder):
     assert (folder / "runs" / "mine" / "logs").is_dir()
     assert call(real, "--env=A=b", "--workdir=elsewhere", "--", "mine.py", "--fail").returncode == 9
     assert (folder / "elsewhere" / "logs").is_dir()
-    shown = call(real, "--local_workers=2", "--dry_run", "mine.py", "--its_flag=1")
+    shown = call(real, "--local_workers=2", "--dry_run", "--", "mine.py", "--its_flag=1")
     assert shown.returncode == 0 and shown.stdout.count(" mine.py --its_flag=1\n") == 2
 
 

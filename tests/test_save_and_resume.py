@@ -173,8 +173,8 @@ def test_sigterm_and_sigusr1_save_and_end_with_75(tmp_path):
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM"])
 def test_on_two_replicas(how, tmp_path):
-    # Metrics are kept per replica, and random states are drawn for each.
-    options = ["--data=dataset", "--replicas=2"]
+    # Metrics are kept per replica. Keras 2 cannot save the random states of several.
+    options = ["--data=dataset", "--replicas=2", *(["--no_dropout"] if KERAS_2 else [])]
     undisturbed = python(PROGRAM, tmp_path / "a", *options)
     assert undisturbed.returncode == 0, undisturbed.stderr
     stopped = python(PROGRAM, tmp_path / "b", *options, "--stop_at=8", f"--how={how}")

@@ -81,15 +81,16 @@ def _random_states(model: keras.Model) -> list[tf.Variable]:
         random = getattr(layer, "_random_generator", None)
         if random is None:
             continue
-        if getattr(random, "_generator", None) is not None:
+        # Of several replicas each has a state of its own.
+        if getattr(random, "_generator", None) is not None and model.distribute_strategy.num_replicas_in_sync == 1:
             states.append(random._generator.state)
         elif getattr(layer, "rate", getattr(layer, "stddev", 1)):
             lost.append(layer.name)
     if lost:
         logging.warning(
-            "Keras 2 keeps the random state of %s where it cannot be saved, so that a resumed run draws others: call "
-            "tf.keras.backend.experimental.enable_tf_random_generator() before you make the model, or use "
-            "GlobalBatchDropout.",
+            "Keras 2 keeps the random state of %s where it cannot be saved, so that a resumed run draws others: use "
+            "GlobalBatchDropout, or on one replica call tf.keras.backend.experimental.enable_tf_random_generator() "
+            "before you make the model.",
             ", ".join(lost),
         )
     return states
