@@ -58,6 +58,7 @@ flags.DEFINE_float(
 def main(argv: list[str]) -> int:
     recipe = command_line.recipe(argv, FLAGS)
     this_cluster = cluster.from_environment(os.environ)
+    cluster.take_own_gpus(os.environ)
     workdir = Path(FLAGS.workdir or f"runs/{recipe.name}")
     preflight.check(recipe)
     preflight.check_workdir(workdir, FLAGS.overwrite)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 
 from tf_largebatch.distribution import kubernetes, slurm
@@ -95,6 +95,18 @@ def from_environment(environment: Mapping[str, str]) -> Cluster:
         start_timeout_secs=_seconds(environment, START_TIMEOUT),
         heartbeat_timeout_secs=_seconds(environment, HEARTBEAT_TIMEOUT),
     )
+
+
+def take_own_gpus(environment: MutableMapping[str, str]) -> None:
+    """Leaves a Slurm task that sees the GPUs of all tasks of its node its own share; before TensorFlow looks.
+
+    Raises:
+      InputError: the GPUs cannot be shared evenly.
+    """
+    # Who says what the cluster is, says that too.
+    gpus = None if environment.get("TF_CONFIG") else slurm.gpus_of_task(environment)
+    if gpus is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpus
 
 
 def _seconds(environment: Mapping[str, str], name: str) -> float | None:

@@ -10,7 +10,7 @@ from tf_largebatch import worker_events
 from tf_largebatch._keras import tf
 from tf_largebatch.collectives_config import Collectives
 from tf_largebatch.distribution import keras3_repairs, meeting, worker_sums
-from tf_largebatch.distribution.cluster import Cluster, from_environment
+from tf_largebatch.distribution.cluster import Cluster, from_environment, take_own_gpus
 from tf_largebatch.distribution.collectives import check_collectives, communication_options
 from tf_largebatch.validation import InputError
 
@@ -30,6 +30,7 @@ def strategy(cluster: Cluster | None = None, collectives: Collectives | None = N
         `collectives` wants it.
     """
     cluster = from_environment(os.environ) if cluster is None else cluster
+    take_own_gpus(os.environ)
     collectives = Collectives() if collectives is None else collectives
     has_gpus = bool(tf.config.list_physical_devices("GPU"))
     check_collectives(collectives, cluster.num_workers, replicas_per_worker(cluster), has_gpus)
