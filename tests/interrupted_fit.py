@@ -2,7 +2,7 @@
 
     interrupted_fit.py FOLDER --data=arrays --stop_at=7 --how=SIGKILL
 
-It ends with one line of JSON: hash of the weights, losses of the epochs, optimizer steps.
+It ends with one line of JSON: hashes of all weights and of those that are trained, losses of the epochs, steps.
 """
 
 from __future__ import annotations
@@ -104,6 +104,11 @@ class Pause(keras.callbacks.Callback):
         time.sleep(self.seconds)
 
 
+def hashed(variables) -> str:
+    values = b"".join(np.ascontiguousarray(variable.numpy()).tobytes() for variable in variables)
+    return hashlib.sha256(values).hexdigest()
+
+
 def train(given: argparse.Namespace, strategy: tf.distribute.Strategy, callbacks=()) -> dict:
     keras.utils.set_random_seed(1)
     if hasattr(keras.backend, "experimental"):
@@ -130,10 +135,10 @@ def train(given: argparse.Namespace, strategy: tf.distribute.Strategy, callbacks
         before.append(Interrupt(given.stop_at, given.how))
     fit = model.fit(**data(given.data), epochs=given.epochs, verbose=0, callbacks=[*before, resume])
     keras.mixed_precision.set_global_policy("float32")
-    weights = b"".join(np.ascontiguousarray(value).tobytes() for value in model.get_weights())
     iterations = model.optimizer.iterations
     return {
-        "weights": hashlib.sha256(weights).hexdigest(),
+        "weights": hashed(model.weights),
+        "trained": hashed(model.trainable_weights),
         "losses": fit.history["loss"],
         "epochs": fit.epoch,
         "steps": int(iterations.numpy() if hasattr(iterations, "numpy") else iterations),

@@ -20,6 +20,7 @@ from tf_largebatch import worker_events
 from tf_largebatch._keras import tf
 from tf_largebatch.distribution import cluster, meeting, strategies
 from tf_largebatch.distribution.cluster import Cluster, of_workers
+from tf_largebatch.supervisor import attempt
 
 # No test waits this long unless it fails.
 pytestmark = pytest.mark.timeout(180)
@@ -153,6 +154,20 @@ def test_a_silent_worker_is_noticed_after_the_heartbeat_limit(silent, start):
     took = time.monotonic() - began
     print(f"noticed after {took:.1f} s")
     assert took > 2, "that was no limit of 5 s"
+    # By its last lines the supervisor sees that it is not the one to blame.
+    tail = both[1 - silent].output.splitlines()[-20:]
+    assert any(attempt._LOST_PEER.search(line) for line in tail), tail
+
+
+@pytest.mark.parametrize("killed", [0, 1], ids=["chief", "other"])
+def test_a_killed_worker_is_noticed_and_the_survivor_shows_that_it_is_one(killed, start):
+    both = pair(start, SUMS)
+    for worker in both:
+        worker.until("summed\n")
+    both[killed].process.kill()
+    assert both[1 - killed].end(timeout_secs=20) != 0
+    tail = both[1 - killed].output.splitlines()[-20:]
+    assert any(attempt._LOST_PEER.search(line) for line in tail), tail
 
 
 def test_a_silent_worker_is_waited_for_as_long_as_the_heartbeat_limit_says(start):

@@ -30,11 +30,12 @@ class SaveAndResume(keras.callbacks.Callback):
     """Saves the state of training, and makes a later `fit` of the same program go on from there.
 
     Saved are weights, optimizer, random states, the running epoch's metrics, and the position in epoch and
-    data; the first `fit` with this callback goes on from the newest whole checkpoint in `folder`, if there is one.
-    With deterministic data the weights it ends with are bit for bit those of a run that was never stopped, on as many
-    workers; on another number they differ by rounding. At SIGTERM, SIGUSR1, or a maintenance notice of
-    Google Cloud to any worker, all workers save after the same step and raise `Stopped`, a SystemExit with
-    code 75. A save that fails, on a full disk for example, costs a warning.
+    data; the first `fit` with this callback goes on from the newest whole checkpoint in `folder`, if there is
+    one. With deterministic data the weights it ends with are bit for bit those of a run that was never stopped,
+    on as many workers; on another number they differ by rounding, as do moving statistics that Keras 2 keeps
+    per replica. At SIGTERM, SIGUSR1, or a maintenance notice of Google Cloud to any worker, all workers save
+    after the same step and raise `Stopped`, a SystemExit with code 75. A save that fails, on a full disk for
+    example, costs a warning.
 
     Give it on every worker, last in `callbacks`; the chief writes. The other callbacks are not saved:
     they see the last step made once more, then what follows. It holds for functional, sequential and built
