@@ -32,7 +32,8 @@ class Cluster:
       task: this process's (job name, index).
       start_timeout_secs: how long this worker waits for the others; None: for ever.
       heartbeat_timeout_secs: after how long without a sign of life a worker counts as lost; None is
-        TensorFlow's limit, 10 s. A worker that ends or crashes is noticed at once whatever it is.
+        TensorFlow's limit, 10 s. That the chief has crashed the others notice at once whatever it is;
+        that another worker has, the chief only after it, if no launcher sees that worker end.
     """
 
     jobs: tuple[tuple[str, tuple[str, ...]], ...] = ()

@@ -22,7 +22,10 @@ from tf_largebatch.supervisor.worker_output import Terminal, WorkerOutput
 # A process that left its worker's group may hold the output open for ever.
 _LAST_OUTPUT_SECS = 5.0
 # What TensorFlow raises in a worker when another is gone or silent.
-_LOST_PEER = re.compile(r"\b(Unavailable|Aborted|DeadlineExceeded|Cancelled)Error\b|stopped sending heartbeats")
+_LOST_PEER = re.compile(
+    r"\b(Unavailable|Aborted|DeadlineExceeded|Cancelled)Error\b|stopped sending heartbeats|heartbeat timeout"
+    r"|Error reported from /job:"
+)
 
 
 class StartedWorker(Protocol):
