@@ -141,7 +141,7 @@ def main(argv: list[str]) -> int:
             f"global batch: {preflight.split(recipe, place.num_workers, place.gpus_per_worker or 1, limit)}\n{about}"
         )
     if FLAGS.dry_run:
-        print(f"{recipe.to_yaml()}\n" * bool(recipe) + about)
+        print((f"{recipe.to_yaml()}\n" if recipe else "") + about)
         if FLAGS.hosts or FLAGS.hostfile:
             print("# Not yet known: the GPUs of these hosts, and which of their ports are free.")
         print(f"\n{job.describe(first)}")
@@ -154,7 +154,12 @@ def main(argv: list[str]) -> int:
 
     limits = Limits(FLAGS.start_timeout or None, FLAGS.grace, exit_grace=FLAGS.exit_grace)
     slurm_id = f"slurm_{place.job_id}" if FLAGS.slurm else ""
-    code = supervise.run(plan, place.start, logs, supervise.Options(limits, FLAGS.max_restarts, FLAGS.tee, slurm_id))
+    options = supervise.Options(limits, FLAGS.max_restarts, FLAGS.tee, slurm_id)
+    try:
+        code = supervise.run(plan, place.start, logs, options)
+    except OSError as failure:
+        # The log folder, or a program that does not exist.
+        raise InputError(f"{failure.filename or logs}: {failure.strerror or failure}.") from None
     if FLAGS.slurm and FLAGS.requeue and code == STOPPED_AND_SAVED:
         slurm_batch.requeue(place.job_id, os.environ)
     return code
