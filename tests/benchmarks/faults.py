@@ -43,6 +43,11 @@ CASES += [("worker 1 of 2 starts 20 s late", 2, "1 0 late 20")]
 CASES += [("port of worker 1 of 2 taken", 2, "1 0 take_port")]
 
 
+def on(workers: int) -> list[str]:
+    """Flags of a job of so many workers, whose global batch they can share."""
+    return [f"--local_workers={workers}", f"--set=global_batch_size={16 * workers}", "--set=epochs=5"]
+
+
 def timed(workdir: Path, flags_: list[str], fault: str) -> tuple[int, list[tuple[float, str]]]:
     """Exit code of a launcher, and its lines with the times when they came."""
     with fault_runs.started(workdir, *flags_, fault=fault) as process:
@@ -58,13 +63,13 @@ def first(lines: list[tuple[float, str]], pattern: str, after: float = 0.0) -> t
 
 
 def measure(folder: Path, name: str, workers: int, fault: str, undisturbed: list) -> dict:
-    code, lines = timed(folder, [f"--local_workers={workers}", RESTARTS], fault)
+    code, lines = timed(folder, [*on(workers), RESTARTS], fault)
     happened = first(lines, r"fault \S+ in worker \d+ at ([\d.]+)")
     at = float(happened[1][1])
     result = {"fault": name, "exit_code": code}
     noticed = first(lines, r"^worker \d+: (exit code|killed)", at)
     if noticed:
-        again = first(lines, r"Epoch \d+/\d+", noticed[0])
+        again = first(lines, r"^\[worker 0\] Epoch \d+", noticed[0])
         resumed = first(lines, r"going on from \S*step_(\d+)", noticed[0])
         result["noticed_after_secs"] = round(noticed[0] - at, 1)
         result["trains_again_after_secs"] = round(again[0] - at, 1)
@@ -81,7 +86,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for workers in (2, 3):
             folder = Path(scratch) / f"undisturbed_{workers}"
-            code = fault_runs.run(folder, f"--local_workers={workers}").code
+            code = fault_runs.run(folder, *on(workers)).code
             assert code == 0, f"the undisturbed run ended with {code}"
             undisturbed[workers] = fault_runs.weights(folder)
         for number, (name, workers, fault) in enumerate(CASES):
