@@ -105,6 +105,20 @@ _text("mount_path", "/work", "Kubernetes: where they mount it.")
 _text("namespace", None, "Kubernetes: namespace.")
 _switch("apply", False, "Kubernetes: kubectl apply the manifest.")
 
+# Flags that only one place, or only a recipe, heeds.
+_ONLY_FOR = {
+    "hosts": ("ssh_config", "ssh_identity", "ssh_port", "ssh_option", "remote_python", "forward_env"),
+    "slurm": (
+        *("nodes", "workers_per_node", "gpus_per_node", "cpus_per_node", "memory_per_node", "partition", "time"),
+        *("stop_secs", "requeue", "sbatch"),
+    ),
+    "kubernetes": (
+        *("pods", "image", "gpus_per_pod", "cpus_per_pod", "memory_per_pod", "claim", "mount_path"),
+        *("namespace", "apply"),
+    ),
+    "config": ("set", "overwrite", "max_per_replica_batch_size", "save_every_steps", "save_every_minutes"),
+}
+
 
 def main(argv: list[str]) -> int:
     program = argv[1:]
@@ -116,9 +130,7 @@ def main(argv: list[str]) -> int:
     if recipe:
         preflight.check(recipe)
         preflight.check_workdir(workdir, FLAGS.overwrite)
-    chosen = [flag for flag in ("hosts", "hostfile", "slurm", "kubernetes") if FLAGS[flag].value]
-    if len(chosen) > 1:
-        raise InputError(f"--{chosen[0]} and --{chosen[1]} are both given; leave one out.")
+    _check_place(bool(program))
     given = ssh_job.forwarded({}, [], FLAGS.env)
     if FLAGS.nccl_socket_ifname:
         given["NCCL_SOCKET_IFNAME"] = FLAGS.nccl_socket_ifname
@@ -131,7 +143,7 @@ def main(argv: list[str]) -> int:
 
     environment = {**given, "PYTHONPATH": _python_path()}
     place = _place(environment)
-    command = [*_own_program(program, sys.executable)] if program else _train_command(workdir)
+    command = [*_own_program(program, FLAGS.remote_python or sys.executable)] if program else _train_command(workdir)
     first = place.job(command, environment, 0)
     logs = workdir / "logs"
     about = f"workdir: {workdir}\nlogs: {logs}"
@@ -163,6 +175,23 @@ def main(argv: list[str]) -> int:
     if FLAGS.slurm and FLAGS.requeue and code == STOPPED_AND_SAVED:
         slurm_batch.requeue(place.job_id, os.environ)
     return code
+
+
+def _check_place(has_program: bool) -> None:
+    """Refuses two places, an empty one, and flags that the chosen one would not heed."""
+    places_ = ("local_workers", "hosts", "hostfile", "slurm", "kubernetes")
+    chosen = [name for name in places_ if FLAGS[name].present and FLAGS[name].value is not False]
+    if len(chosen) > 1:
+        raise InputError(f"--{chosen[0]} and --{chosen[1]} are both given; leave one out.")
+    for name in ("hosts", "hostfile", "workdir"):
+        if FLAGS[name].value == "":
+            raise InputError(f"--{name} is empty; give a value, or leave it out.")
+    place = {"hostfile": "hosts"}.get(chosen[0], chosen[0]) if chosen else "local_workers"
+    for owner, names in _ONLY_FOR.items():
+        given = [name for name in names if FLAGS[name].present]
+        if given and owner != place and not (owner == "config" and not has_program):
+            what = "--config, not for a program of your own" if owner == "config" else f"--{owner}"
+            raise InputError(f"--{given[0]} is for {what}; leave it out.")
 
 
 def _cut(recipe: Recipe | None, workers: int, gpus_per_worker: int) -> str:

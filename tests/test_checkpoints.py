@@ -112,6 +112,21 @@ def test_a_damaged_one_is_passed_over_with_a_warning(damage, checkpoints, caplog
     assert checkpoints.restore(variables(0))["step"] == 3
 
 
+def test_damaged_ones_of_later_steps_do_not_push_out_what_is_saved(checkpoints):
+    saved(checkpoints, 90, 100)
+    for step in (90, 100):
+        os.remove(data_file(checkpoints.path(step)))
+    assert checkpoints.restore(variables(0)) is None
+    saved(checkpoints, 4, 8)
+    assert checkpoints.steps() == [4, 8]
+
+
+def test_one_without_a_needed_fact_is_not_whole(checkpoints):
+    saved(checkpoints, 1)
+    assert checkpoints.restore(variables(0), ["epoch"])["step"] == 1
+    assert checkpoints.restore(variables(0), ["epoch", "position"]) is None
+
+
 def test_if_all_are_damaged_there_is_none(checkpoints):
     saved(checkpoints, 1, 2)
     for step in (1, 2):

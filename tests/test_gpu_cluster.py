@@ -198,6 +198,12 @@ def test_workers_get_the_flags_the_package_and_the_users_folder(stubbed, folder,
         (["--config=tiny.yaml", "--slurm", "--gpus_per_node=many"], "--gpus_per_node is 'many'"),
         (["--config=tiny.yaml", "--slurm", "--sbatch=account"], "'account' is no option of sbatch"),
         (["--config=tiny.yaml", "--tee=some"], "--tee=some"),
+        (["--config=tiny.yaml", "--nodes=4"], "--nodes is for --slurm; leave it out"),
+        (["--config=tiny.yaml", "--apply"], "--apply is for --kubernetes; leave it out"),
+        (["--config=tiny.yaml", "--hosts=a", "--local_workers=2"], "--local_workers and --hosts are both given"),
+        (["--config=tiny.yaml", "--hosts="], "--hosts is empty; give a value, or leave it out"),
+        (["--workdir=", "--config=tiny.yaml"], "--workdir is empty; give a value, or leave it out"),
+        (["--set=epochs=3", "--", "mine.py"], "--set is for --config, not for a program of your own"),
         (["--config=tiny.yaml", "tiny.yaml"], "--config and the program 'tiny.yaml' are both given; leave one out"),
     ],
 )
@@ -324,6 +330,8 @@ def test_a_program_of_the_users_own_runs_in_place_of_train(real, folder):
     assert (folder / "runs" / "mine" / "logs").is_dir()
     assert call(real, "--env=A=b", "--workdir=elsewhere", "--", "mine.py", "--fail").returncode == 9
     assert (folder / "elsewhere" / "logs").is_dir()
+    absent = call(real, "--workdir=elsewhere", "--", "./absent")
+    assert absent.returncode == 2 and absent.stderr == "gpu_cluster: ./absent: No such file or directory.\n"
     shown = call(real, "--local_workers=2", "--dry_run", "--", "mine.py", "--its_flag=1")
     assert shown.returncode == 0 and shown.stdout.count(" mine.py --its_flag=1\n") == 2
 

@@ -7,6 +7,7 @@ import os
 import signal
 
 import pytest
+from conftest import python
 from test_training import BATCH, EPOCHS, STEPS, recipe, scalars
 
 from tf_largebatch import run_folder, training
@@ -137,10 +138,36 @@ def test_a_best_model_needs_evaluation():
         recipe("keep_best_model=true", "evaluate_every_epochs=0")
 
 
-def test_two_workers_that_share_no_folder_are_told(tmp_path):
-    # Several workers: tests/conformance/faults/test_ended.py. One always sees its own.
+def test_one_job_at_a_time(tmp_path):
+    # Several workers, and a folder that they do not share: tests/conformance/faults/test_ended.py.
     run_folder.claim(tmp_path / "new", tf.distribute.get_strategy(), overwrite=False, job="")
-    assert os.listdir(tmp_path / "new") == ["job"]
+    assert sorted(os.listdir(tmp_path / "new")) == [".lock", "job"]
+    claims = f"""
+import pathlib, tensorflow as tf
+from tf_largebatch import run_folder
+run_folder.claim(pathlib.Path({str(tmp_path / "new")!r}), tf.distribute.get_strategy(), False, "")
+"""
+    refused = python("-c", claims)
+    assert refused.returncode == 1 and "is used by another job that runs now" in refused.stderr
+    # A job that goes on in this process, or whose process has ended, is in nobody's way.
+    run_folder.claim(tmp_path / "new", tf.distribute.get_strategy(), overwrite=False, job="")
+    run_folder.finish(tmp_path / "new", {})
+    assert python("-c", claims).returncode == 0
+    assert python("-c", claims).returncode == 0
+
+
+def test_a_signal_after_training_does_not_keep_the_result_from_being_written(tmp_path, monkeypatch):
+    original = run_folder.save_model
+
+    def signalled(*arguments):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return original(*arguments)
+
+    monkeypatch.setattr(run_folder, "save_model", signalled)
+    before = signal.getsignal(signal.SIGTERM)
+    training.run(recipe(), Cluster(), tmp_path)
+    assert sorted(os.listdir(tmp_path)) == sorted(KEPT)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_json_is_written_whole(tmp_path):

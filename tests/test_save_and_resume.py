@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from interrupted_fit import parser, train
 
 from tf_largebatch import LARS, SaveAndResume
 from tf_largebatch._keras import keras, tf
+from tf_largebatch.distribution import save_and_resume
 from tf_largebatch.validation import InputError
 
 PROGRAM = str(ROOT / "tests" / "interrupted_fit.py")
@@ -21,7 +23,8 @@ pytestmark = pytest.mark.smoke
 
 
 def run(folder, *options, callbacks=()):
-    """One `fit` in this process, without a strategy."""
+    """One `fit` in this process, without a strategy, as if it were a new one."""
+    save_and_resume._finished.clear()
     return train(parser().parse_args([str(folder), *options]), tf.distribute.get_strategy(), callbacks)
 
 
@@ -44,6 +47,7 @@ def steps(folder) -> list[int]:
         ["--data=generator"],
         ["--data=arrays", "--steps_per_execution=2", "--every_steps=2"],
         ["--data=dataset", "--steps_per_execution=3", "--every_steps=1"],
+        ["--data=endless", "--steps_per_execution=2", "--every_steps=1"],
         ["--data=dataset", "--optimizer=adam"],
         ["--data=dataset", "--optimizer=ema"],
         ["--data=dataset", "--precision=mixed_float16"],
@@ -123,6 +127,7 @@ def test_reading_only_the_running_epoch_again_is_right_for_data_that_is_alike_in
 
 
 def plain_model():
+    save_and_resume._finished.clear()
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile(LARS(0.1), "mse")
     return model
@@ -189,6 +194,7 @@ def test_on_two_replicas(how, tmp_path):
 
 def test_another_model_or_optimizer_is_refused_in_one_sentence(tmp_path):
     def fit(units=2, optimizer=None):
+        save_and_resume._finished.clear()
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)])
         model.compile(optimizer or LARS(0.1), "mse")
         weights = model.get_weights()
@@ -237,8 +243,78 @@ def test_a_model_without_weights_is_refused(tmp_path):
         SaveAndResume(tmp_path).restore(model)
 
 
-def test_a_second_fit_of_one_program_is_training_of_its_own(tmp_path):
+def test_another_fit_with_the_same_folder_is_refused_and_not_skipped(tmp_path):
+    # As in cross validation: each would get the weights of the first.
     model, callback = plain_model(), SaveAndResume(tmp_path)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[callback], verbose=0)
+    for again in (callback, SaveAndResume(tmp_path)):
+        with pytest.raises(InputError, match="has finished a training with the folder .*; give every fit a folder"):
+            model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[again], verbose=0)
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[SaveAndResume(tmp_path / "other")], verbose=0)
+
+
+class Mistake(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if batch == 3:
+            raise RuntimeError("once")
+
+
+def test_after_an_exception_the_same_callback_goes_on_and_signals_do_what_they_did(tmp_path):
+    x, y = np.random.default_rng(0).random((48, 4)), np.ones((48, 2))
+
+    def fit(model, callback, *others):
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, callbacks=[*others, callback], verbose=0)
+        return model.get_weights()
+
+    keras.utils.set_random_seed(4)
+    whole = fit(plain_model(), SaveAndResume(tmp_path / "a"))
+    keras.utils.set_random_seed(4)
+    model, callback = plain_model(), SaveAndResume(tmp_path / "b", every_steps=2)
+    with pytest.raises(RuntimeError, match="once"):
+        fit(model, callback, Mistake())
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda *_: heard.append("outside"))
+    with pytest.raises(RuntimeError, match="once"):
+        fit(model, callback, Mistake())
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(0.1)
+    assert heard == ["outside"]
+    assert all(np.array_equal(*pair) for pair in zip(fit(model, callback), whole))
+
+
+class StopsAfter(keras.callbacks.Callback):
+    def __init__(self, epochs):
+        super().__init__()
+        self.epochs = epochs
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch + 1 >= self.epochs
+
+    def on_train_end(self, logs=None):
+        # As EarlyStopping does with the best weights.
+        self.model.set_weights([value + 1 for value in self.model.get_weights()])
+
+
+def test_a_fit_that_was_stopped_early_stays_so(tmp_path):
+    def fit(*callbacks, epochs=6):
+        model = plain_model()
+        given = {"batch_size": 4, "epochs": epochs, "verbose": 0}
+        model.fit(np.ones((8, 4)), np.ones((8, 2)), callbacks=[*callbacks, SaveAndResume(tmp_path)], **given)
+        return model
+
+    ended = fit(StopsAfter(2))
     for _ in range(2):
-        model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, callbacks=[callback], verbose=0)
-    assert int(np.asarray(model.optimizer.iterations)) == 4 or os.listdir(tmp_path)
+        again = fit()
+        assert int(np.asarray(again.optimizer.iterations)) == 4
+        assert all(np.array_equal(*pair) for pair in zip(again.get_weights(), ended.get_weights()))
+    # Unless it is asked for more epochs than then.
+    assert int(np.asarray(fit(epochs=7).optimizer.iterations)) == 14
+
+
+def test_another_number_of_steps_in_an_epoch_is_refused(tmp_path):
+    model = plain_model()
+    model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, callbacks=[SaveAndResume(tmp_path)], verbose=0)
+    with pytest.raises(InputError, match="an epoch has 4 steps, but had 2 when"):
+        plain_model().fit(
+            np.ones((8, 4)), np.ones((8, 2)), batch_size=2, epochs=2, callbacks=[SaveAndResume(tmp_path)], verbose=0
+        )

@@ -6,6 +6,7 @@ result.json  once all is done            model.keras   final weights  best_model
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -26,7 +27,9 @@ from tf_largebatch.validation import InputError
 
 CHECKPOINTS = "checkpoints"
 MODEL, BEST_MODEL = "model.keras", "best_model.keras"
-_BEST, _JOB = "best_model.json", "job"
+_BEST, _JOB, _LOCK = "best_model.json", "job", ".lock"
+# A lock lasts as long as its file is open.
+_locks: dict[Path, Any] = {}
 # A network file system may show a new file late.
 _SHARED_SECS = 10.0
 
@@ -42,14 +45,15 @@ def claim(workdir: Path, strategy: tf.distribute.Strategy, overwrite: bool, job:
         a job of its own.
 
     Raises:
-      InputError: some workers do not see the chief's folder at that path.
+      InputError: some workers do not see the chief's folder at that path, or another job uses it.
     """
     chief = worker_sums.is_chief(strategy)
+    if worker_sums.of_chief(strategy, int(chief and not _locked(workdir))):
+        raise InputError(f"--workdir: {str(workdir)!r} is used by another job that runs now; choose another folder.")
     # Below 2**53, whatever it travels through.
     token = worker_sums.of_chief(strategy, uuid.uuid4().int >> 76)
     mark = workdir / f".shared_{token}"
     if chief:
-        workdir.mkdir(parents=True, exist_ok=True)
         # By another launch, not by an earlier attempt of this one.
         if overwrite and not (job and _read(workdir / _JOB) == job):
             for name in (preflight.RESULT_FILE, MODEL, BEST_MODEL, _BEST):
@@ -70,6 +74,25 @@ def claim(workdir: Path, strategy: tf.distribute.Strategy, overwrite: bool, job:
             f"--workdir: {str(workdir)!r} of worker 0 is not seen by {names}; put it on a file system that all workers "
             "share, at the same path."
         )
+
+
+def _locked(workdir: Path) -> bool:
+    """Takes the folder for this process until it ends; False if another one has it."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = open(workdir / _LOCK, "w")  # noqa: SIM115 (open as long as the lock)
+    except OSError as failure:
+        raise InputError(f"--workdir: {str(workdir)!r} cannot be written: {failure.strerror}.") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return workdir in _locks
+    except OSError:
+        # A file system that has no locks.
+        pass
+    _locks[workdir] = file
+    return True
 
 
 def _appears(mark: Path) -> bool:
@@ -96,6 +119,9 @@ def finish(workdir: Path, result: dict[str, Any]) -> None:
     write_json(workdir / preflight.RESULT_FILE, result)
     shutil.rmtree(workdir / CHECKPOINTS, ignore_errors=True)
     (workdir / _JOB).unlink(missing_ok=True)
+    (workdir / _LOCK).unlink(missing_ok=True)
+    if workdir in _locks:
+        _locks.pop(workdir).close()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

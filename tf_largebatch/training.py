@@ -16,7 +16,7 @@ from tf_largebatch import preflight, recipe_objects, run_folder, scaling
 from tf_largebatch._keras import keras, keras_version, set_precision, tf, warn_if_regularized
 from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import arrays, augmentation, batches
-from tf_largebatch.distribution import micro_batch_checks, strategies
+from tf_largebatch.distribution import micro_batch_checks, stop_request, strategies
 from tf_largebatch.distribution.cluster import Cluster
 from tf_largebatch.distribution.micro_batches import train_in_micro_batches
 from tf_largebatch.distribution.save_and_resume import SaveAndResume
@@ -138,39 +138,40 @@ def run(
     best = run_folder.KeepBestModel(workdir, cluster.is_chief)
     # A checkpoint is of a step that the callbacks before it have seen.
     callbacks += [*([best] if recipe.keep_best_model else []), resume]
-    started = time.perf_counter()
-    history = model.fit(
-        training_data,
-        epochs=recipe.epochs,
-        steps_per_epoch=steps_per_epoch,
-        validation_data=test_data if recipe.evaluate_every_epochs else None,
-        validation_steps=test_steps if recipe.evaluate_every_epochs else None,
-        validation_freq=recipe.evaluate_every_epochs or 1,
-        callbacks=callbacks,
-        # The pipeline shuffles; Keras warns about its own default.
-        shuffle=False,
-        verbose=_verbosity(cluster),
-    ).history
-    train_seconds = time.perf_counter() - started
-    tested = model.evaluate(test_data, steps=test_steps, verbose=0, return_dict=True)
-    result = {
-        "recipe": asdict(recipe),
-        "split": asdict(split),
-        "steps": recipe.epochs * steps_per_epoch,
-        "train_loss": history["loss"][-1],
-        "train_accuracy": history["accuracy"][-1],
-        "test_loss": tested["loss"],
-        "test_accuracy": tested["accuracy"],
-        "images_per_second": throughput.images_per_second,
-        "train_seconds": train_seconds,
-        "resumed_at_step": resumed_at,
-        "best": best.best,
-        "environment": run_folder.environment(),
-    }
-    model_saved = run_folder.save_model(model, cluster.is_chief, workdir / run_folder.MODEL)
-    if cluster.is_chief:
-        # Last: before it the run counts as interrupted. A model that cannot be saved costs the model alone.
-        run_folder.finish(workdir, result)
+    with stop_request.finishing_when_asked():
+        started = time.perf_counter()
+        history = model.fit(
+            training_data,
+            epochs=recipe.epochs,
+            steps_per_epoch=steps_per_epoch,
+            validation_data=test_data if recipe.evaluate_every_epochs else None,
+            validation_steps=test_steps if recipe.evaluate_every_epochs else None,
+            validation_freq=recipe.evaluate_every_epochs or 1,
+            callbacks=callbacks,
+            # The pipeline shuffles; Keras warns about its own default.
+            shuffle=False,
+            verbose=_verbosity(cluster),
+        ).history
+        train_seconds = time.perf_counter() - started
+        tested = model.evaluate(test_data, steps=test_steps, verbose=0, return_dict=True)
+        result = {
+            "recipe": asdict(recipe),
+            "split": asdict(split),
+            "steps": recipe.epochs * steps_per_epoch,
+            "train_loss": history["loss"][-1],
+            "train_accuracy": history["accuracy"][-1],
+            "test_loss": tested["loss"],
+            "test_accuracy": tested["accuracy"],
+            "images_per_second": throughput.images_per_second,
+            "train_seconds": train_seconds,
+            "resumed_at_step": resumed_at,
+            "best": best.best,
+            "environment": run_folder.environment(),
+        }
+        model_saved = run_folder.save_model(model, cluster.is_chief, workdir / run_folder.MODEL)
+        if cluster.is_chief:
+            # Last: before it the run counts as interrupted. A model that cannot be saved costs the model alone.
+            run_folder.finish(workdir, result)
     return {**result, "model_saved": model_saved}
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +25,8 @@ from tf_largebatch.validation import InputError
 
 _NAME = re.compile(r"step_(\d{8,})")
 _DRAFT = "draft"
+# Where nothing can be written.
+_NOWHERE = "/dev/null/nowhere"
 _VARIABLES, _ABOUT = "variables", "about.json"
 # TensorFlow raises what fits the fault: IndexError for a file that is too short.
 _UNREADABLE = (OSError, ValueError, LookupError, AssertionError, tf.errors.OpError)
@@ -59,31 +62,33 @@ class Checkpoints:
           Its path, or None where the disk or the file system would not have it; a warning says so.
         """
         content = {"step": step, "variables": _described(variables), "metrics": _described(metrics), **about}
-        failure = None
-        with tempfile.TemporaryDirectory(prefix="not_chief_") as scratch:
-            draft = scratch
-            if worker_sums.is_chief(self._strategy):
-                try:
-                    draft = self._empty_draft()
-                except _UNREADABLE as error:
-                    failure = error
-            try:
-                # Reading variables that are kept per replica is a collective act: every worker takes part, and
-                # only the chief's file is kept.
-                _checkpoint(variables=variables, metrics=metrics).write(f"{draft}/{_VARIABLES}")
-            except _UNREADABLE as error:
-                failure = error
-        is_saved = worker_sums.is_chief(self._strategy) and self._finished(step, content, failure)
+        is_chief, scratch, failure = worker_sums.is_chief(self._strategy), None, None
+        try:
+            # Reading variables that are kept per replica is a collective act: every worker takes part, and
+            # only the chief's file is kept.
+            scratch = None if is_chief else tempfile.mkdtemp(prefix="not_chief_")
+            draft = scratch or self._empty_draft()
+        except _UNREADABLE as error:
+            # It takes part all the same.
+            draft, failure = _NOWHERE, error
+        try:
+            _checkpoint(variables=variables, metrics=metrics).write(f"{draft}/{_VARIABLES}")
+        except _UNREADABLE as error:
+            failure = failure or error
+        if scratch:
+            shutil.rmtree(scratch, ignore_errors=True)
+        is_saved = is_chief and self._finished(step, content, failure)
         # All wait for the chief, and know alike whether this step is saved.
         return self.path(step) if worker_sums.of_chief(self._strategy, int(is_saved)) else None
 
-    def restore(self, variables: Named) -> dict[str, Any] | None:
+    def restore(self, variables: Named, needed: Sequence[str] = ()) -> dict[str, Any] | None:
         """Gives the variables what the newest whole checkpoint holds.
 
         Damaged ones are passed over, with a warning, on all workers alike.
 
         Args:
           variables: as they were saved.
+          needed: names of facts without which a checkpoint is not whole.
 
         Returns:
           What was saved about it, with "step" and "path"; None if there is no whole checkpoint.
@@ -100,7 +105,7 @@ class Checkpoints:
             tried.add(step)
             path = self.path(step)
             try:
-                about = _read(path)
+                about = _read(path, needed)
                 _check_same(path, about, variables)
                 status = _checkpoint(variables=variables).read(f"{path}/{_VARIABLES}")
                 status.assert_existing_objects_matched()
@@ -154,7 +159,9 @@ class Checkpoints:
             logging.warning("Step %d could not be saved in %s: %s", step, self.folder, _first_line(error))
             self._remove(draft)
             return False
-        for old in self.steps()[: -self._keep]:
+        # Those of later steps are damaged, or training would have gone on from them.
+        later = [other for other in self.steps() if other > step]
+        for old in [*later, *[other for other in self.steps() if other <= step][: -self._keep]]:
             self._remove(self.path(old))
         return True
 
@@ -175,15 +182,14 @@ def _described(variables: Named) -> list[list[Any]]:
     return [[name, list(variable.shape), variable.dtype.name] for name, variable in variables]
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str, needed: Sequence[str]) -> dict[str, Any]:
     with tf.io.gfile.GFile(f"{path}/{_ABOUT}") as file:
         about = json.load(file)
-    if (
-        not isinstance(about, dict)
-        or not isinstance(about.get("step"), int)
-        or not isinstance(about.get("variables"), list)
-    ):
+    if not isinstance(about, dict) or not isinstance(about.get("step"), int) or not about.get("variables"):
         raise ValueError(f"{_ABOUT} is not complete")
+    for name in needed:
+        if name not in about:
+            raise ValueError(f"{_ABOUT} has no {name!r}")
     return about
 
 

@@ -133,7 +133,8 @@ def _begin_keras_3(model: keras.Model, position: Position, report: Report, read_
                     break
                 if read_again != "nothing":
                     _read(iterator, last - first + 1)
-            _report_again(model, position, report, read_again)
+            # As many batches as Keras 3 counts in that call, which can be more than the epoch had left.
+            _report_again(model, last - first + 1, report, read_again)
         return epochs
 
     Epochs.__iter__ = begin
@@ -158,19 +159,18 @@ def _begin_keras_2(model: keras.Model, position: Position, report: Report, read_
                 if read_again != "nothing":
                     _read(iterator, position.last_batch)
                 self._initial_step = position.last_batch
-                _report_again(model, position, report, read_again)
+                _report_again(model, position.batch - position.last_batch, report, read_again)
             yield epoch, iterator
 
     handler.enumerate_epochs = enumerate_epochs
 
 
-def _report_again(model: keras.Model, position: Position, report: Report, read_again: ReadAgain) -> None:
+def _report_again(model: keras.Model, batches: int, report: Report, read_again: ReadAgain) -> None:
     train_function: Callable[[Any], Any] = model.train_function
 
     def report_only(iterator: Any) -> dict[str, float]:
         model.train_function = train_function
-        batches = position.batch - position.last_batch if read_again != "nothing" else 0
-        return report(_read(iterator, batches))
+        return report(_read(iterator, 0 if read_again == "nothing" else batches))
 
     model.train_function = report_only
 

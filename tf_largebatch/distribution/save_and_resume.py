@@ -15,6 +15,10 @@ from tf_largebatch.validation import InputError, PositiveFloat, PositiveInt, che
 
 # sysexits' "temporary failure": the same command, started again, goes on.
 STOPPED_AND_SAVED = 75
+# What is saved beside the variables.
+_NEEDED = ("position", "logs", "steps_per_epoch", "ended_at_epochs", "about")
+# Folders of trainings that this process has finished: another fit there would find nothing to do.
+_finished: set[str] = set()
 # Steps until the time of one is known well enough to save by the clock.
 _TIMED_STEPS = 10
 
@@ -37,9 +41,10 @@ class SaveAndResume(keras.callbacks.Callback):
     after the same step and raise `Stopped`, a SystemExit with code 75. A save that fails, on a full disk for
     example, costs a warning.
 
-    Give it on every worker, last in `callbacks`; the chief writes. The other callbacks are not saved:
-    they see the last step made once more, then what follows. It holds for functional, sequential and built
-    subclassed models, on Keras 3 and Keras 2, with and without a strategy.
+    Give it on every worker, last in `callbacks`, with a folder of its own for every `fit`; the chief writes.
+    What the other callbacks remember, such as EarlyStopping's patience, is not saved: they see the last step
+    made once more, then what follows. A `fit` that has ended, early or not, makes no further step. It holds for
+    functional, sequential and built subclassed models, on Keras 3 and Keras 2, with and without a strategy.
 
     Args:
       folder: for the checkpoints, seen by all workers. To train anew, give another one, or remove it.
@@ -73,6 +78,7 @@ class SaveAndResume(keras.callbacks.Callback):
         self.keep = checked(f"{where}: keep", keep, PositiveInt)
         self.read_again = checked(f"{where}: read_again", read_again, ReadAgain)
         self._position: Position | None = None
+        self._is_restored = False
         self._logs: dict[str, float] = {}
 
     def restore(self, model: keras.Model, about: dict[str, Any] | None = None) -> Position:
@@ -84,18 +90,26 @@ class SaveAndResume(keras.callbacks.Callback):
         Returns:
           Where training goes on; all 0 if there is no checkpoint.
         """
-        self._about = about or {}
         self._checkpoints = Checkpoints(self.folder, model.distribute_strategy, self.keep)
+        if self.folder in _finished and self._checkpoints.steps():
+            raise InputError(
+                f"SaveAndResume: this process has finished a training with the folder {self.folder!r}; give every fit "
+                "a folder of its own."
+            )
+        self._about = about or {}
         self._variables = keras_fit_state.training_variables(model)
-        saved = self._checkpoints.restore(self._variables)
+        saved = self._checkpoints.restore(self._variables, _NEEDED)
         self._saved_step = saved["step"] if saved else None
         self._position = Position(**saved["position"]) if saved else Position()
+        self._saved_steps = saved["steps_per_epoch"] if saved else None
+        self._ended_at_epochs = saved["ended_at_epochs"] if saved else None
+        self._is_restored = True
         if saved:
             for name, fact in self._about.items():
-                if saved.get("about", {}).get(name) != fact:
+                if saved["about"].get(name) != fact:
                     raise InputError(
                         f"the checkpoints in {self.folder} are of another {name}; choose another folder, or "
-                        "remove them to train anew."
+                        "remove them to train anew (launchers: --overwrite)."
                     )
             self._logs = saved["logs"]
             self._restored = saved["path"]
@@ -106,9 +120,12 @@ class SaveAndResume(keras.callbacks.Callback):
         return self._position
 
     def on_train_begin(self, logs: dict | None = None) -> None:
-        if self._position is None:
+        # A former fit of this callback may have raised in its middle.
+        if not self._is_restored:
             self.restore(self.model)
+        self._is_restored = False
         resumed = self._position.step > 0
+        self._check_steps()
         if resumed:
             keras_fit_state.begin_at(self.model, self._position, self._last_step, self.read_again)
         self._reported_again = resumed and self._position.batch > 0
@@ -135,6 +152,9 @@ class SaveAndResume(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: dict | None = None) -> None:
         if self._reported_again:
             self._reported_again = False
+            if self._ended_at_epochs is not None and self.params["epochs"] <= self._ended_at_epochs:
+                # By EarlyStopping, for example.
+                self.model.stop_training = True
             return
         if self._adds_metrics:
             # Keras 2 makes them in the first step. They are sums.
@@ -162,10 +182,22 @@ class SaveAndResume(keras.callbacks.Callback):
             self._save_last()
 
     def on_train_end(self, logs: dict | None = None) -> None:
+        if self.model.stop_training and self._epoch + 1 < self.params["epochs"]:
+            # Before its last epoch; the weights may be those of an earlier one.
+            self._ended_at_epochs = self.params["epochs"]
+            self._save()
         self._save_last()
         self._stop.close()
-        # Another fit is another training, unless its program is started anew.
         self._position = None
+        _finished.add(self.folder)
+
+    def _check_steps(self) -> None:
+        steps = self.params.get("steps")
+        if None not in (steps, self._saved_steps) and steps != self._saved_steps:
+            raise InputError(
+                f"SaveAndResume: an epoch has {steps} steps, but had {self._saved_steps} when {self.folder!r} was "
+                "written; keep batch size and data as they were, or choose another folder."
+            )
 
     def _stop_here(self) -> None:
         chief = worker_sums.is_chief(self._strategy)
@@ -184,7 +216,13 @@ class SaveAndResume(keras.callbacks.Callback):
         position = self._position
         metrics = keras_fit_state.metric_variables(self.model)
         logs = {name: float(value) for name, value in self._logs.items()}
-        about = {"position": vars(position), "logs": logs, "about": self._about}
+        about = {
+            "position": vars(position),
+            "logs": logs,
+            "steps_per_epoch": self.params.get("steps"),
+            "ended_at_epochs": self._ended_at_epochs,
+            "about": self._about,
+        }
         started = time.monotonic()
         path = self._checkpoints.save(position.step, self._variables, metrics, about)
         if path is not None:

@@ -8,9 +8,11 @@ somebody asks.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from absl import logging
@@ -128,12 +130,42 @@ def _listen_to_signals(request: StopRequest | None) -> None:
 
 
 def _note(number: int, frame: Any) -> None:
-    if _told is None or _told.is_overdue():
-        # As without this. Schedulers repeat a signal within seconds.
+    if _told is None or _told.is_overdue() or not _is_in_fit(frame):
+        # As without this. Schedulers repeat a signal within seconds, so that the second is not yet a second wish.
         signal.signal(number, _before.get(number) or signal.SIG_DFL)
         signal.raise_signal(number)
     else:
         _told.request(signal.Signals(number).name)
+
+
+@contextlib.contextmanager
+def finishing_when_asked() -> Iterator[None]:
+    """Within it, and outside of trainings that a `StopRequest` listens to, a request to stop changes nothing.
+
+    For what comes after a training: its evaluation and the saving of its model, which a restart would only do again.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _finish) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _finish(number: int, frame: Any) -> None:
+    """Goes on with what the process does."""
+
+
+def _is_in_fit(frame: Any) -> bool:
+    """Whether what was interrupted is part of Keras's `fit`; an exception may have ended it without our hearing."""
+    while frame is not None:
+        if frame.f_code.co_name == "fit":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _set(key: str, value: str) -> bool:
