@@ -123,10 +123,11 @@ def _listen_to_signals(request: StopRequest | None) -> None:
             signal.signal(*_before.popitem())
         return
     for number in SIGNALS:
-        # Here and not earlier: a strategy takes SIGTERM for itself when it is made. A training that has
-        # raised has not put back what was before.
+        # Here and not earlier: a strategy takes SIGTERM for itself when it is made.
         previous = signal.signal(number, _note)
-        _before.setdefault(number, previous)
+        # A training that has raised has not put back what was before it.
+        if previous is not _note:
+            _before[number] = previous
 
 
 def _note(number: int, frame: Any) -> None:
