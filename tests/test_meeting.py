@@ -155,7 +155,7 @@ def test_a_silent_worker_is_noticed_after_the_heartbeat_limit(silent, start):
     print(f"noticed after {took:.1f} s")
     assert took > 2, "that was no limit of 5 s"
     # By its last lines the supervisor sees that it is not the one to blame.
-    tail = both[1 - silent].output.splitlines()[-20:]
+    tail = both[1 - silent].output.splitlines()[-100:]
     assert any(attempt._LOST_PEER.search(line) for line in tail), tail
 
 
@@ -166,7 +166,7 @@ def test_a_killed_worker_is_noticed_and_the_survivor_shows_that_it_is_one(killed
         worker.until("summed\n")
     both[killed].process.kill()
     assert both[1 - killed].end(timeout_secs=20) != 0
-    tail = both[1 - killed].output.splitlines()[-20:]
+    tail = both[1 - killed].output.splitlines()[-100:]
     assert any(attempt._LOST_PEER.search(line) for line in tail), tail
 
 

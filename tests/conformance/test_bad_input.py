@@ -97,7 +97,8 @@ def test_workers_with_different_recipes_are_told_so(workers, tmp_path):
     ]
     for process in processes:
         output, _ = process.communicate(timeout=120)
-        assert process.returncode == 2, output[-2000:]
+        # Not bad input: another time, or on another port, the same job can run.
+        assert process.returncode == 1, output[-2000:]
         assert "train: the workers were started with different recipes" in output
 
 

@@ -165,7 +165,7 @@ class _Watched:
         if self.ended_at is not None:
             # What it printed last may not have been read yet.
             self.output.join(_LAST_OUTPUT_SECS)
-        return any(_LOST_PEER.search(line) for line in list(self.output.tail))
+        return any(_LOST_PEER.search(line) for line in list(self.output.recent))
 
     @property
     def exit_code(self) -> int | None:

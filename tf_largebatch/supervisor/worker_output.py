@@ -13,6 +13,8 @@ from typing import Any, TextIO
 from tf_largebatch import worker_events
 
 _TAIL_LINES = 20
+# The words of an exception can stand above a long list of where an operation was made.
+_RECENT_LINES = 100
 _DEFAULT_COLUMNS = 80
 _CLEAR_LINE = "\r\x1b[K"
 
@@ -76,7 +78,7 @@ class WorkerOutput(threading.Thread):
     """Reads what one worker prints until its end, into its log and onto the terminal.
 
     Attributes:
-      tail: the last lines, for the summary of a failure.
+      recent: the last lines, as they were finished.
       told: the names of the events that the worker has told.
       step: the last global step that it has told to be saved; None before the first.
     """
@@ -93,7 +95,7 @@ class WorkerOutput(threading.Thread):
           is_shown: whether to show any line; the log has all.
         """
         super().__init__(name=f"output of {name}", daemon=True)
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.recent: deque[str] = deque(maxlen=_RECENT_LINES)
         self.told: set[str] = set()
         self.step: int | None = None
         self._prefix = f"[{name}] "
@@ -102,6 +104,11 @@ class WorkerOutput(threading.Thread):
         self._terminal = terminal
         self._live = live
         self._is_shown = is_shown
+
+    @property
+    def tail(self) -> list[str]:
+        """The last of them, for the summary of a failure."""
+        return list(self.recent)[-_TAIL_LINES:]
 
     def run(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -141,7 +148,7 @@ class WorkerOutput(threading.Thread):
     def _finish(self, line: str) -> None:
         # A progress bar pads itself with blanks to cover its longer predecessor.
         line = line.rstrip(" ")
-        self.tail.append(line)
+        self.recent.append(line)
         if self._is_shown:
             self._terminal.line(line, self._prefix)
         if self._log:
