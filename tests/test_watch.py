@@ -246,8 +246,15 @@ def test_a_job_that_was_stopped_and_saved_says_so(number, code):
     assert line.startswith(f"{signal.Signals(number).name}: worker 0, worker 1 may take {20 * UNIT:g} s to end; once ")
 
 
+@pytest.mark.parametrize("number", [SIGTERM, SIGUSR1, SIGINT])
+def test_a_job_that_was_asked_to_stop_when_all_was_done_has_ended_well(number):
+    workers = [Planned(rank, told={"stoppable"}, reacts={SIGTERM: (3, 0)}) for rank in (0, 1)]
+    made = watched(*workers, signals={2: number})
+    assert (made.exit_code, made.reason) == (0, "")
+
+
 @pytest.mark.parametrize(("number", "code"), [(SIGTERM, 143), (SIGUSR1, 138), (SIGINT, 130)])
-@pytest.mark.parametrize("codes", [(75, 143), (75, 1), (0, 0), (130, 130)])
+@pytest.mark.parametrize("codes", [(75, 143), (75, 1), (130, 130)])
 def test_a_job_that_was_stopped_but_not_saved_by_all_does_not_say_that_it_was(number, code, codes):
     workers = [Planned(rank, told={"stoppable"}, reacts={SIGTERM: (1, codes[rank])}) for rank in (0, 1)]
     made = watched(*workers, signals={1: number})

@@ -125,8 +125,8 @@ class Watch:
                 time.sleep(_POLL_SECS)
         self._judge([])
         codes = {worker.exit_code for worker in self._workers}
-        if codes == {0}:
-            # Asked to stop when nothing was left to do but to end well.
+        if codes == {0} and self.culprit is None and all("stoppable" in worker.told for worker in self._workers):
+            # Asked to stop when nothing was left to do: before that they would have ended with 75.
             self.exit_code, self.reason, self.culprit = 0, "", None
         has_saved = STOPPED_AND_SAVED in codes and codes <= {0, STOPPED_AND_SAVED}
         if self._signals and has_saved and self.culprit is None:
