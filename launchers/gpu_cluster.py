@@ -146,12 +146,7 @@ def main(argv: list[str]) -> int:
     command = [*_own_program(program, FLAGS.remote_python or sys.executable)] if program else _train_command(workdir)
     first = place.job(command, environment, 0)
     logs = workdir / "logs"
-    about = f"workdir: {workdir}\nlogs: {logs}"
-    if recipe:
-        limit = FLAGS.max_per_replica_batch_size or None
-        about = (
-            f"global batch: {preflight.split(recipe, place.num_workers, place.gpus_per_worker or 1, limit)}\n{about}"
-        )
+    about = f"{_cut(recipe, place.num_workers, place.gpus_per_worker)}workdir: {workdir}\nlogs: {logs}"
     if FLAGS.dry_run:
         print((f"{recipe.to_yaml()}\n" if recipe else "") + about)
         if FLAGS.hosts or FLAGS.hostfile:
