@@ -1,12 +1,14 @@
-"""What a recipe names, as objects: its schedule and its optimizer."""
+"""What a recipe names, as objects: its schedule, its optimizer, and its compiled model."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from tf_largebatch import scaling
+from tf_largebatch import named_functions, scaling
 from tf_largebatch._keras import keras
 from tf_largebatch.config import Recipe
+from tf_largebatch.distribution.batch_split import BatchSplit
+from tf_largebatch.distribution.micro_batches import train_in_micro_batches
 from tf_largebatch.optimizer_config import Addons, Lamb, Sgd, given
 from tf_largebatch.optimizers import addons
 from tf_largebatch.optimizers.lamb import LAMB
@@ -64,3 +66,41 @@ def optimizer(recipe: Recipe, schedule: Any) -> keras.optimizers.Optimizer:
         return LARS(schedule, **options, exclude_from_layer_adaptation=[""], name="SGD")
     preset = options.pop("preset", None)
     return LARS.preset(preset, schedule, **options) if preset else LARS(schedule, **options)
+
+
+def model(
+    recipe: Recipe, split: BatchSplit, schedule: Any, input_shape: tuple[int, ...], num_classes: int
+) -> keras.Model:
+    """The recipe's network, compiled and ready for `fit`; create it in the strategy's scope.
+
+    Args:
+      recipe: names the network, the optimizer, and how gradients are summed.
+      split: how the global batch is cut up.
+      schedule: as `learning_rate_schedule` gives it.
+      input_shape: of one example.
+      num_classes: labels are from 0 to one less.
+
+    Raises:
+      InputError: the recipe's function gives no Keras model, or one with other outputs.
+    """
+    network = named_functions.find("network", recipe.network, recipe.network_options, positional=2)
+    made = network.resolve()(input_shape, num_classes, **network.options)
+    _check_network(made, recipe.network, num_classes)
+    made.compile(
+        optimizer=optimizer(recipe, schedule),
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        # Weighted, because evaluation fills its last batch with examples of weight 0.
+        weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
+        # XLA would compile the collectives into the step, which CPU and multi-worker runs cannot.
+        jit_compile=False,
+    )
+    return train_in_micro_batches(made, split.micro_batches, wire_dtype=recipe.collectives.wire_dtype)
+
+
+def _check_network(model: Any, name: str, num_classes: int) -> None:
+    shape = tuple(getattr(model, "output_shape", None) or ()) if isinstance(model, keras.Model) else None
+    if shape is None:
+        raise InputError(f"network {name!r} returned {type(model).__name__}, but must return a Keras model.")
+    # A subclassed model has no shape before it is called.
+    if shape and (len(shape) != 2 or not isinstance(shape[-1], int) or shape[-1] < num_classes):
+        raise InputError(f"network {name!r} has outputs of shape {shape}, but must give (None, {num_classes}) logits.")

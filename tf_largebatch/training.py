@@ -18,7 +18,6 @@ from tf_largebatch.config import Recipe
 from tf_largebatch.datasets import arrays, augmentation, batches
 from tf_largebatch.distribution import micro_batch_checks, stop_request, strategies
 from tf_largebatch.distribution.cluster import Cluster
-from tf_largebatch.distribution.micro_batches import train_in_micro_batches
 from tf_largebatch.distribution.save_and_resume import SaveAndResume
 from tf_largebatch.monitoring.tensorboard import ScalarLog
 from tf_largebatch.monitoring.throughput import Throughput
@@ -62,7 +61,8 @@ def run(
     preflight.check_workdir(workdir, overwrite)
     replicas_per_worker = strategies.replicas_per_worker(cluster)
     split = preflight.split(recipe, cluster.num_workers, replicas_per_worker, max_per_replica_batch_size)
-    build_network = functions.network.resolve()
+    # A user's module that cannot be imported.
+    functions.network.resolve()
     loaded = functions.dataset.resolve()(**functions.dataset.options)
     train, test, num_classes = arrays.checked(loaded, recipe.dataset)
     augmentation.check(recipe.augmentation, train[0].shape[1:])
@@ -94,17 +94,7 @@ def run(
     test_steps = batches.evaluation_steps(len(test[0]), split)
 
     with strategy.scope():
-        model = build_network(train[0].shape[1:], num_classes, **functions.network.options)
-        _check_network(model, recipe.network, num_classes)
-        model.compile(
-            optimizer=recipe_objects.optimizer(recipe, schedule),
-            loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            # Weighted, because evaluation fills its last batch with examples of weight 0.
-            weighted_metrics=[keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
-            # XLA would compile the collectives into the step, which CPU and multi-worker runs cannot.
-            jit_compile=False,
-        )
-        train_in_micro_batches(model, split.micro_batches, wire_dtype=recipe.collectives.wire_dtype)
+        model = recipe_objects.model(recipe, split, schedule, train[0].shape[1:], num_classes)
 
     known = micro_batch_checks.layers_that_know_the_cluster(model)
     if known and cluster.is_chief:
@@ -204,15 +194,6 @@ class _StopWhenNotFinite(keras.callbacks.Callback):
                 f"the loss became {loss} in epoch {epoch + 1}: lower schedule.peak_learning_rate, or lengthen "
                 "the warm-up."
             )
-
-
-def _check_network(model: Any, name: str, num_classes: int) -> None:
-    shape = tuple(getattr(model, "output_shape", None) or ()) if isinstance(model, keras.Model) else None
-    if shape is None:
-        raise InputError(f"network {name!r} returned {type(model).__name__}, but must return a Keras model.")
-    # A subclassed model has no shape before it is called.
-    if shape and (len(shape) != 2 or not isinstance(shape[-1], int) or shape[-1] < num_classes):
-        raise InputError(f"network {name!r} has outputs of shape {shape}, but must give (None, {num_classes}) logits.")
 
 
 def _verbosity(cluster: Cluster) -> int:

@@ -67,7 +67,8 @@ def test_own_program_prints_the_same_on_two_workers(own_program, own_strategy, w
         assert given in program
         program = program.replace(given, OWN_STRATEGY)
     for output in workers.run(2, "-c", program):
-        numbers = ast.literal_eval(output.splitlines()[-1])
+        # Behind it a TensorFlow 2.15 that misses its peer may write.
+        numbers = ast.literal_eval([line for line in output.splitlines() if line.startswith("{'")][-1])
         assert numbers == {name: pytest.approx(values, abs=2e-5) for name, values in ast.literal_eval(alone).items()}
 
 

@@ -58,6 +58,7 @@ KillWait=5
 SlurmdParameters=config_overrides
 GresTypes=gpu
 {nodes}
+SchedulerParameters=sched_interval=5,bf_interval=5
 PartitionName=tests Nodes={names} Default=YES MaxTime=00:20:00 State=UP OverTimeLimit=0
 """
 _NODE = (

